@@ -106,11 +106,11 @@ def read_document(raw: Mapping[str, Json]) -> Document:
     events: dict[str, ScheduledEvent] = {}
     invalid_entries: list[Json] = []
     for entry in entries:
-        event = _event(entry)
-        if event is None or event.key in events:
-            invalid_entries.append(entry)
-        else:
+        is_event = isinstance(entry, dict) and is_event_id(entry.get("EventId"))
+        if is_event and (event := ScheduledEvent(raw=entry)).key not in events:
             events[event.key] = event
+        else:
+            invalid_entries.append(entry)
     return Document(
         raw=raw,
         incarnation=_integer(raw.get("DocumentIncarnation")),
@@ -163,12 +163,6 @@ def _int(text: str) -> int | str:
 
 # NaN and Infinity, which JSON does not have, become text.
 _decoder = BoundedDecoder(max_depth=_MAX_DEPTH, parse_float=_float, parse_int=_int, parse_constant=str)
-
-
-def _event(entry: Json) -> ScheduledEvent | None:
-    if not isinstance(entry, dict) or not is_event_id(entry.get("EventId")):
-        return None
-    return ScheduledEvent(raw=entry)
 
 
 def _integer(value: Json) -> int | None:
