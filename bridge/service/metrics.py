@@ -217,7 +217,8 @@ class StatusCollector(Collector):
         text, errors = "Failed attempts to use the state.", status["storage_errors"]
         yield CounterMetricFamily("imds_bridge_storage_errors", text, value=errors)
         yield _single("outbox_bytes", "Size of the events and records in the outbox.", status["outbox_bytes"])
-        yield _gauge("loop_progress_age_seconds", "Since a loop last made progress.", "loop", progress_ages())
+        text = "Since a loop last made progress."
+        yield _gauge("loop_progress_age_seconds", text, ("loop",), progress_ages())
         text = "0 while this VM's instance data cannot be read."
         yield _single("instance_data_available", text, not status["identity_error"])
         if status["role"] == "forward":  # it tells about IMDS for this VM
@@ -234,7 +235,7 @@ class StatusCollector(Collector):
         yield _gauge(
             "unconfigured_backlog_events",
             "Events that wait for a sink that is not configured.",
-            *("sink", status["left_sinks"]),
+            *(("sink",), status["left_sinks"]),
         )
 
 
@@ -259,13 +260,8 @@ def _events(document: Mapping[str, Any]) -> Metric:
         for event in document.get("Events") or ()
         if isinstance(event, dict)
     )
-    family = GaugeMetricFamily(
-        "imds_bridge_scheduled_events", "Events in the document.", labels=["type", "status"]
-    )
-    for event_type in _EVENT_TYPES:
-        for event_status in _STATUSES:
-            family.add_metric([event_type, event_status], counts[event_type, event_status])
-    return family
+    known = {pair: counts[pair] for pair in product(_EVENT_TYPES, _STATUSES)}
+    return _gauge("scheduled_events", "Events in the document.", ("type", "status"), known)
 
 
 def _known(value: object, known: Iterable[str]) -> str:
@@ -274,29 +270,30 @@ def _known(value: object, known: Iterable[str]) -> str:
 
 def _of_sinks(sinks: Mapping[str, Any], now: datetime) -> Iterator[Metric]:
     for name, (text, value) in _SINK_GAUGES.items():
-        yield _gauge(name, text, "sink", {sink: value(shown) for sink, shown in sinks.items()})
+        yield _gauge(name, text, ("sink",), {sink: value(shown) for sink, shown in sinks.items()})
     notices = {
         name: (until - now).total_seconds()
         for name, sink in sinks.items()
         if (until := parse_iso(sink.get("notice_until")))
     }
     text = "Until the NotBefore of the most urgent notice that waits; absent if none does."
-    yield _gauge("undelivered_notice_seconds", text, "sink", notices)
+    yield _gauge("undelivered_notice_seconds", text, ("sink",), notices)
     retries = {
         name: max(0.0, (at - now).total_seconds()) if (at := parse_iso(sink["next_retry_at"])) else 0.0
         for name, sink in sinks.items()
     }
-    yield _gauge("next_retry_seconds", "Until the next try, 0 if none is due.", "sink", retries)
+    yield _gauge("next_retry_seconds", "Until the next try, 0 if none is due.", ("sink",), retries)
 
 
 def _single(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"imds_bridge_{name}", text, value=value)
 
 
-def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(f"imds_bridge_{name}", text, labels=[label])
-    for value_of_label, value in values.items():
-        family.add_metric([value_of_label], value)
+def _gauge(name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> Metric:
+    """Make a gauge of values, by the value of its one label, or by those of all its labels."""
+    family = GaugeMetricFamily(f"imds_bridge_{name}", text, labels=labels)
+    for key, value in values.items():
+        family.add_metric([key] if isinstance(key, str) else key, value)
     return family
 
 
