@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from http import HTTPStatus
 from http.client import (
@@ -65,6 +66,7 @@ _HINTS = {
 }
 
 
+@dataclass(eq=False)
 class ImdsClient:
     """IMDS as one VM sees it, on a kept connection, never through a proxy and never redirected.
 
@@ -79,16 +81,12 @@ class ImdsClient:
         measured: makes a context around each request for the document.
     """
 
-    def __init__(
-        self,
-        settings: ImdsSettings,
-        *,
-        clock: Clock,
-        measured: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._measured = measured
+    settings: ImdsSettings
+    _: KW_ONLY
+    clock: Clock
+    measured: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def __post_init__(self) -> None:
         self._kept: socket.socket | None = None
         self._late_seconds = LATE_SECONDS
         self._dated: tuple[str, datetime] | None = None
@@ -110,7 +108,7 @@ class ImdsClient:
             ImdsError: no status 200 with a complete body of at most 4 MiB in time.
         """
         deadline = time.monotonic() + timeout_seconds
-        with self._measured():
+        with self.measured():
             while (left := deadline - time.monotonic()) > self._late_seconds:
                 try:
                     return self._call("GET", self._events_path, limit_seconds=self._late_seconds)
@@ -127,8 +125,8 @@ class ImdsClient:
         Raises:
             ImdsError: no readable instance data with a name within 2 s.
         """
-        if self._settings.vm_name:
-            return Vm(name=self._settings.vm_name)
+        if self.settings.vm_name:
+            return Vm(name=self.settings.vm_name)
         try:
             return parse_vm(self._call("GET", INSTANCE_PATH, limit_seconds=INSTANCE_SECONDS))
         except ValueError as error:
@@ -149,7 +147,7 @@ class ImdsClient:
                 Without a status, the events may have been approved.
         """
         content: dict[str, Json] = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
-        if self._settings.api_version == "2017-03-01":
+        if self.settings.api_version == "2017-03-01":
             content["DocumentIncarnation"] = incarnation
         self.close()  # a kept connection may end while it carries the request, which is sent once
         self._call("POST", self._events_path, json.dumps(content), limit_seconds=limit_seconds)
@@ -169,7 +167,7 @@ class ImdsClient:
 
     @property
     def _events_path(self) -> str:
-        return f"{EVENTS_PATH}?api-version={self._settings.api_version}"
+        return f"{EVENTS_PATH}?api-version={self.settings.api_version}"
 
     def _call(self, method: str, path: str, content: str = "", *, limit_seconds: float) -> bytes:
         """Send a request and return the body of an answer with status 200."""
@@ -187,7 +185,7 @@ class ImdsClient:
             self._late_seconds = LATE_SECONDS
         if answer.status != HTTPStatus.OK:
             raise _refusal(answer, self.base)
-        self._dated = answer.fields.get("date", ""), self._clock.now()
+        self._dated = answer.fields.get("date", ""), self.clock.now()
         return body
 
     def _exchange(self, method: str, path: str, content: str, deadline: float) -> tuple[_Answer, bytes]:
@@ -236,8 +234,8 @@ class ImdsClient:
         return self._kept
 
     def _address(self) -> str:
-        if self._settings.endpoint != "discover":
-            return self._settings.endpoint
+        if self.settings.endpoint != "discover":
+            return self.settings.endpoint
         found = search(environ=os.environ)
         if found is None:
             raise ImdsError(

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -52,11 +53,24 @@ FREED_ROWS = 200
 Freed = tuple[bool, Counter[str]]
 
 
+@dataclass(eq=False)
 class Outbox:
     """Events, what waits, dead letters and records of one process; every method may be called from any thread.
 
-    No method raises because of the disk: `storage_error` says what is wrong with it, None when it works. Damage in
-    the file in use raises StateError, which ends the process.
+    To make one opens the outbox in `folder`, or starts one. Afterwards, no method raises because of the disk:
+    `storage_error` says what is wrong with it, None when it works. Damage in the file in use raises StateError, which
+    ends the process.
+
+    Args:
+        folder: where it is kept.
+        clock: ages are counted on its steady time.
+        sinks: for each sink its filter, and whether it starts at the oldest event instead of the next.
+        max_bytes: how large the file and its log may become before the oldest waiting events are dropped.
+        retain_seconds: for how long events are kept that every sink has had.
+        count: is called with the events of each commit.
+
+    Raises:
+        StateError: another process holds the folder, or a newer version wrote it.
 
     Attributes:
         epoch: the id of this run of the process, in which it counts its own events.
@@ -65,47 +79,27 @@ class Outbox:
         generation: counts how often `pending` must be read again from the start.
     """
 
-    def __init__(
-        self,
-        folder: StateFolder,
-        *,
-        clock: Clock,
-        sinks: Mapping[str, tuple[Filter, bool]],
-        max_bytes: int,
-        retain_seconds: float,
-        count: Callable[[Sequence[CloudEvent | StoredEvent]], None] = lambda _: None,
-    ) -> None:
-        """Open the outbox in `folder`, or start one.
+    folder: StateFolder
+    _: KW_ONLY
+    clock: Clock
+    sinks: Mapping[str, tuple[Filter, bool]]
+    max_bytes: int
+    retain_seconds: float
+    count: Callable[[Sequence[CloudEvent | StoredEvent]], None] = lambda _: None
 
-        Args:
-            folder: where it is kept.
-            clock: ages are counted on its steady time.
-            sinks: for each sink its filter, and whether it starts at the oldest event instead of the next.
-            max_bytes: how large the file and its log may become before the oldest waiting events are dropped.
-            retain_seconds: for how long events are kept that every sink has had.
-            count: is called with the events of each commit.
-
-        Raises:
-            StateError: another process holds the folder, or a newer version wrote it.
-        """
-        self._folder = folder
-        self._clock = clock
-        self._sinks = dict(sinks)
-        self._max_bytes = max_bytes
-        self._retain_seconds = retain_seconds
-        self._count = count
+    def __post_init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._waiting: Counter[str] = Counter()
         self._has_delivered = True  # there may be events that no sink waits for
-        self._drops = RepeatLimit(clock)
+        self._drops = RepeatLimit(self.clock)
         self.changes = self.generation = 0
         self.epoch = uuid4().hex
         self._number = 0
-        self._storage = Storage(folder, self._changed, self._wanted_by)
+        self._storage = Storage(self.folder, self._changed, self._wanted_by)
         try:
             self._storage.open()
         except BaseException:
-            folder.release()
+            self.folder.release()
             raise
         self._begin()
 
@@ -122,7 +116,7 @@ class Outbox:
             )
 
     def _wanted_by(self, event: StoredEvent) -> list[str]:
-        return [name for name, (wanted, _) in self._sinks.items() if wanted.matches(event)]
+        return [name for name, (wanted, _) in self.sinks.items() if wanted.matches(event)]
 
     @property
     def storage_error(self) -> str | None:
@@ -167,7 +161,7 @@ class Outbox:
         Returns:
             Whether the file has it all; False: only the memory has.
         """
-        now = self._clock.steady()
+        now = self.clock.steady()
         with self._changed:
             added = [
                 StoredEvent(seq=seq, id=event.id, type=event.type, stored_at=now, body=_body(event))
@@ -197,7 +191,7 @@ class Outbox:
             self._note_freed(freed)
             self._storage.note_numbers()
             self.wake()
-            self._count(events)
+            self.count(events)
             return self._storage.error is None
 
     # What a sink asks
@@ -243,7 +237,7 @@ class Outbox:
             events: what it has had.
             dead: why it will never get them: the reason, and a text for a person; then they become dead letters.
         """
-        now = self._clock.steady()
+        now = self.clock.steady()
 
         def work(database: Ledger) -> int:
             for one in events if dead else ():
@@ -270,12 +264,12 @@ class Outbox:
     def backlogs(self) -> dict[str, int]:
         """Return how many events wait for each sink."""
         with self._changed:
-            return {sink: self._waiting[sink] for sink in self._sinks}
+            return {sink: self._waiting[sink] for sink in self.sinks}
 
     def left_sinks(self) -> dict[str, int]:
         """Return how many events wait for sinks that are not configured."""
         with self._changed:
-            return {sink: count for sink, count in (+self._waiting).items() if sink not in self._sinks}
+            return {sink: count for sink, count in (+self._waiting).items() if sink not in self.sinks}
 
     def dead_letter_counts(self) -> dict[str, int]:
         """Return the number of dead letters of each sink."""
@@ -313,7 +307,7 @@ class Outbox:
 
     def _load(self) -> int:
         """Count what waits, begin with new sinks, and let dead letters wait again; return how many of them."""
-        now = self._clock.steady()
+        now = self.clock.steady()
 
         def work(database: Ledger) -> tuple[int, Freed, Counter[str]]:
             appended = 0
@@ -354,16 +348,16 @@ class Outbox:
     def _begin_sinks(self, database: Ledger) -> None:
         """Let new sinks with `from_start` wait for what is stored, and note since when each filter decides."""
         known = database.record(STATE, SINKS) or []
-        if new := [name for name in self._sinks if name not in known]:
+        if new := [name for name in self.sinks if name not in known]:
             for name in new:
-                wanted, from_start = self._sinks[name]
+                wanted, from_start = self.sinks[name]
                 for row in database.execute("events-after", 0) if from_start else ():
                     event = stored_event(row)
                     if wanted.matches(event):
                         database.execute("save-waiting", name, event.seq)
             database.save_record(STATE, SINKS, [*known, *new])
         noted, kept = database.record(STATE, FILTERS) or {}, {}
-        for name, (wanted, from_start) in self._sinks.items():
+        for name, (wanted, from_start) in self.sinks.items():
             since = 0 if from_start and name in new else self._storage.last_seq
             kept[name] = noted[name] if repr(wanted) in noted.get(name, ()) else [repr(wanted), since]
         if kept != noted:
@@ -371,12 +365,12 @@ class Outbox:
 
     def prune(self) -> None:
         """Forget what every sink has had and what is old; call every minute."""
-        now = self._clock.steady()
+        now = self.clock.steady()
 
         def work(database: Ledger) -> bool:
             database.execute("prune-dead-letters", now - DEAD_LETTER_SECONDS)
             database.execute("prune-records", now - RECORD_SECONDS)
-            pruned = database.execute("prune-events", now - self._retain_seconds, CHUNK_ROWS)
+            pruned = database.execute("prune-events", now - self.retain_seconds, CHUNK_ROWS)
             return pruned.rowcount == CHUNK_ROWS
 
         while self._storage.error is None and self._storage.run(work, synced=False):
@@ -392,7 +386,7 @@ class Outbox:
 
     def _make_room(self, database: Ledger) -> Freed:
         """Keep the file, or the memory in its place, below its limit."""
-        limit = min(self._max_bytes, MEMORY_BYTES) if database.is_memory else self._max_bytes - LOG_BYTES
+        limit = min(self.max_bytes, MEMORY_BYTES) if database.is_memory else self.max_bytes - LOG_BYTES
         return make_room(database, limit, search=self._has_delivered, is_stored=self._storage.has_stored)
 
     def _note_freed(self, freed: Freed) -> None:
@@ -411,7 +405,7 @@ class Outbox:
                 text = "the state store is still unavailable: %d event(s) that were not delivered are lost"
                 log.error(text, waiting)
             self._storage.close()
-            self._folder.release()
+            self.folder.release()
 
 
 def _body(event: CloudEvent | StoredEvent) -> bytes:

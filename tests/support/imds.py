@@ -120,7 +120,7 @@ class ScriptedImds(ImdsDouble):
 
     def __init__(self, clock: MovedClock, *, vm: Vm = WEB_0) -> None:
         super().__init__(vm=vm)
-        self.clock = clock
+        self._moved = clock
         self.asked: list[float] = []
         self.lags: list[float] = []
         self.incarnation = 1
@@ -154,16 +154,16 @@ class ScriptedImds(ImdsDouble):
         self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
     ) -> bytes:
         """Answer after the next lag."""
-        self.asked.append(self.clock.monotonic())
+        self.asked.append(self._moved.monotonic())
         lag = self.lags.pop(0) if self.lags else 0.0
         try:
             return super().document(timeout_seconds=timeout_seconds)
         finally:
             for _ in range(int(lag)):
-                self.clock.advance(1.0)
+                self._moved.advance(1.0)
                 if waiting:
                     waiting()
-            self.clock.advance(lag % 1)
+            self._moved.advance(lag % 1)
 
     def _publish(self) -> None:
         self.incarnation += 1

@@ -113,7 +113,7 @@ def used_bytes(outbox: Outbox) -> int:
 def abandon(outbox: Outbox) -> None:
     """Let go of the files without writing anything more."""
     outbox._storage.close()
-    outbox._folder.release()
+    outbox.folder.release()
 
 
 def kill(outbox: Outbox, path: Path, image: Path) -> Path:

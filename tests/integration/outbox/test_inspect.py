@@ -109,7 +109,7 @@ def test_an_event_is_shown_by_its_id_and_by_its_number_also_as_a_dead_letter(
     assert inspect.show(folder, "4")["id"] == "4"
     for sink in TWO:
         deliver(outbox, sink)
-    outbox._retain_seconds = -1
+    outbox.retain_seconds = -1
     outbox.prune()
     assert inspect.newest(folder, 10) == []
     assert inspect.show(folder, "2")["id"] == "2"

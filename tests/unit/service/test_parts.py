@@ -62,7 +62,7 @@ def test_the_outbox_gets_its_limits_and_each_sinks_filter_and_start(
     assert waiting(parts.outbox, "old") == ["2", "4"]
     assert waiting(parts.outbox, "new") == ["3", "4"]
     assert (tmp_path / "state" / "forward" / "outbox.db").exists()
-    assert (parts.outbox._max_bytes, parts.outbox._retain_seconds) == (18_350_080, 77)
+    assert (parts.outbox.max_bytes, parts.outbox.retain_seconds) == (18_350_080, 77)
 
 
 def test_each_dispatcher_gets_its_own_sinks_limits(make_parts: MakeParts) -> None:
