@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from typing import Literal
@@ -206,8 +206,8 @@ class Reporter:
         reason: str,
         count: int | None,
         sink: str,
-        oldest: datetime | None,
-        newest: datetime | None,
+        oldest: float | None,
+        newest: float | None,
     ) -> CloudEvent:
         """Build the event that reports that events were lost.
 
@@ -215,15 +215,19 @@ class Reporter:
             reason: one of LOSS_REASONS.
             count: how many; None if that is unknown.
             sink: the only sink that lost them, "" if it is not only one.
-            oldest: when the oldest was stored; None if that is unknown.
+            oldest: when the oldest was stored, in seconds since 1970; None if that is unknown.
             newest: when the newest was stored.
         """
+        first, last = (
+            None if seconds is None else iso_utc(datetime.fromtimestamp(seconds, UTC))
+            for seconds in (oldest, newest)
+        )
         data = {
             "Reason": reason,
             "Count": count,
             "Sink": sink or None,
-            "OldestTime": _iso(oldest),
-            "NewestTime": _iso(newest),
+            "OldestTime": first,
+            "NewestTime": last,
         }
         return self._own("bridge.loss", data, self.next_number())
 

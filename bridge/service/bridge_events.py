@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 
 from bridge import __version__
-from bridge.events.model import CloudEvent
-from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, WATCH, Loss
+from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, WATCH
 from bridge.runtime.json import Json
 from bridge.service.identity import VmIdentity
 
@@ -60,20 +58,9 @@ class BridgeEvents:
             return False
         must_repeat = any(loss.reason in (DAMAGE, STATE_FOLDER_GONE) for loss in losses)
         records = {(STATE, WATCH): ""} if must_repeat else {}
-        self._outbox.commit([*map(self._loss, losses)], records=records, published=losses)
+        events = [self._identity.reporter().loss(**vars(loss)) for loss in losses]
+        self._outbox.commit(events, records=records, published=losses)
         return must_repeat
-
-    def _loss(self, loss: Loss) -> CloudEvent:
-        oldest, newest = (
-            None if at is None else datetime.fromtimestamp(at, UTC) for at in (loss.oldest, loss.newest)
-        )
-        return self._identity.reporter().loss(
-            reason=loss.reason,
-            count=loss.count,
-            sink=loss.sink,
-            oldest=oldest,
-            newest=newest,
-        )
 
     def emit_stopping(self) -> None:
         """Publish the last heartbeat of a process that is stopped."""

@@ -134,7 +134,9 @@ class FleetVm:
         return structured(self.reporter(at).recovered(since=since, cause="NoAnswer"))
 
     def loss(self, at: datetime = NOW) -> bytes:
-        event = self.reporter(at).loss(reason="SizeLimit", count=20, sink="audit", oldest=at, newest=at)
+        event = self.reporter(at).loss(
+            reason="SizeLimit", count=20, sink="audit", oldest=at.timestamp(), newest=at.timestamp()
+        )
         return structured(event)
 
     def change(

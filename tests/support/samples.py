@@ -111,7 +111,9 @@ def _of_the_vm(
     yield reporting(by, at, 2).unreachable(since=before, reason=reason, cause="NoAnswer")
     yield reporting(by, at, 3).recovered(since=before, cause="NoAnswer")
     yield reporting(by, at, 4).heartbeat(reason="Hourly", version=__version__, backlog={"ops": 0})
-    yield reporting(by, at, 5).loss(reason="SizeLimit", count=20, sink="ops", oldest=before, newest=at)
+    yield reporting(by, at, 5).loss(
+        reason="SizeLimit", count=20, sink="ops", oldest=before.timestamp(), newest=at.timestamp()
+    )
 
 
 def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
