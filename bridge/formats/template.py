@@ -171,7 +171,7 @@ class Template(ChatFormat):
         self._zone: tzinfo = settings.zone or UTC
         self._jinja = _Sandbox(undefined=ChainableUndefined, finalize=_shown, keep_trailing_newline=True)
         self._jinja.filters |= {
-            "exact": _exact,
+            "exact": lambda value: _Exact(_text(value)),
             "tojson": _tojson,
             "local_time": partial(_local_time, self._zone),
         }
@@ -241,10 +241,6 @@ class Template(ChatFormat):
         tested += [one.node for one in tree.find_all(nodes.Filter) if one.name in ("default", "d")]
         roots = meta.find_undeclared_variables(tree) - self._jinja.globals.keys()
         return {*_read(tree)} - {*_read(nodes.Output(tested))}, roots
-
-
-def _exact(value: Any) -> str:
-    return _Exact(_text(value))
 
 
 def _of_one(value: Any) -> Json:

@@ -271,8 +271,8 @@ def find_unready(status: Mapping[str, Any], now: datetime) -> list[str]:
         now: the wall clock.
     """
     faults = [*_imds_faults(status, now)]
-    if reason := bus_error(status):
-        receiver = status.get("commands") or status.get("relay") or status["bus"]
+    receiver = status.get("commands") or status.get("relay") or status.get("bus") or {}
+    if reason := receiver.get("last_error"):
         faults.append(f"nothing is received from {receiver['from']}: {reason}")
     if status.get("storage_error"):
         faults.append(f"the state cannot be written: {status['storage_error']}")
@@ -302,11 +302,6 @@ def _vague_faults(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"IMDS fails to answer {share:.0%} of the requests, so notices are seen late: {error}"
     if status.get("identity_error"):
         yield f"instance data is not available, so nothing is approved: {status['identity_error']}"
-
-
-def bus_error(status: Mapping[str, Any]) -> str:
-    """Return why the process receives nothing from the bus, "" if it receives or has no bus."""
-    return (status.get("commands") or status.get("relay") or status.get("bus") or {}).get("last_error") or ""
 
 
 def _imds_faults(status: Mapping[str, Any], now: datetime) -> Iterator[str]:
