@@ -41,12 +41,8 @@ class Forwarder:
     """Watches one VM's document. `run` is for one thread; `status` may be called from any."""
 
     def __init__(self, parts: Parts) -> None:
-        self._config = parts.config
-        self._imds = parts.imds
-        self._outbox = parts.outbox
+        self._parts = parts
         self._clock = parts.clock
-        self._stop = parts.stop
-        self._boot_id = parts.boot_id
         self._identity = parts.identity
         self._bridge_events = BridgeEvents(parts.identity)
         self._watch = Watch.load(parts.outbox.record(STATE, WATCH))
@@ -59,7 +55,7 @@ class Forwarder:
         """Poll until `stop` is set, then once more."""
         self._bridge_events.emit_started()
         due = self._clock.monotonic()
-        while not self._stop.wait(due - self._clock.monotonic()):
+        while not self._parts.stop.wait(due - self._clock.monotonic()):
             wait_seconds = self._poll_and_report()
             now = self._clock.monotonic()
             if wait_seconds is None:
@@ -105,7 +101,7 @@ class Forwarder:
         limit_seconds = timeout_seconds or (FIRST_CALL_SECONDS if may_be_off else CALL_SECONDS)
         waiting = None if may_be_off else self._reachability.note_waiting
         try:
-            body = self._imds.document(timeout_seconds=limit_seconds, waiting=waiting)
+            body = self._parts.imds.document(timeout_seconds=limit_seconds, waiting=waiting)
             self._process(body, may_be_off=may_be_off)
         except ImdsError as error:
             self._reachability.note_failure(error)
@@ -118,7 +114,7 @@ class Forwarder:
         document, good_time = self._watch.document, self._reachability.good_time
         return {
             "vm": self._identity.vm.name if self._identity.vm else None,
-            "imds": self._imds.base or self._config.imds.endpoint,
+            "imds": self._parts.imds.base or self._parts.config.imds.endpoint,
             "last_error": self._reachability.last_error or None,
             "failed_share": round(self._reachability.failed_share, 2),
             "last_good_at": iso_utc(good_time) if good_time else None,
@@ -128,7 +124,7 @@ class Forwarder:
 
     @property
     def _poll_seconds(self) -> float:
-        return self._config.imds.poll_seconds
+        return self._parts.config.imds.poll_seconds
 
     # A usable answer
 
@@ -159,7 +155,7 @@ class Forwarder:
         try:
             return parse_document(body)
         except ValueError as error:
-            raise ImdsError(f"IMDS at {self._imds.base} sent {error}") from error
+            raise ImdsError(f"IMDS at {self._parts.imds.base} sent {error}") from error
 
     def _compare(self, document: Document, gap_seconds: float | None, *, service_was_off: bool) -> None:
         """Commit what differs from the last document, if anything does."""
@@ -169,7 +165,7 @@ class Forwarder:
             wall=self._clock.wall(),
             gap_seconds=gap_seconds,
             service_was_off=service_was_off,
-            boot_id=self._boot_id,
+            boot_id=self._parts.boot_id,
         )
         watch, changes = compare(before, document, observation)
         if watch == before:
@@ -182,7 +178,7 @@ class Forwarder:
         records |= {(OCCURRENCE, change.fingerprint): count + 1 for change, count in counted}
         if is_witness:
             records |= self._bridge_events.list_later([event.id for event in events])
-        self._outbox.commit(events, records=records)
+        self._parts.outbox.commit(events, records=records)
         _log_changes(document, changes)
 
     def _is_witness(self, before: Watch, document: Document, changes: Sequence[Change]) -> bool:
@@ -190,7 +186,7 @@ class Forwarder:
 
         It does for its first document, for entries that cannot be read, and where only the incarnation has changed.
         """
-        if self._config.documents == "all" or not changes or before.document is None:
+        if self._parts.config.documents == "all" or not changes or before.document is None:
             return False
         reporter = self._identity.reporter()
         seen = [event for change in changes for event in (change.event, change.previous) if event]
@@ -198,7 +194,9 @@ class Forwarder:
 
     def _counted(self, changes: Iterable[Change], *, are_repeated: bool) -> list[tuple[Change, int]]:
         """Pair each change with how often it was seen before; one that is published again keeps its number and id."""
-        counts = [(change, self._outbox.record(OCCURRENCE, change.fingerprint) or 0) for change in changes]
+        counts = [
+            (change, self._parts.outbox.record(OCCURRENCE, change.fingerprint) or 0) for change in changes
+        ]
         return [(change, max(0, count - are_repeated)) for change, count in counts]
 
     def _events(

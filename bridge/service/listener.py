@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -59,60 +59,54 @@ MAX_WAITING, MAX_WAITING_BYTES = 500, 4 * 1024 * 1024
 AUTO_POSTED = "by-rule"  # the key of the record that lists the auto rules' POSTs without an outcome
 
 
+@dataclass(eq=False)
 class Listener:
-    """Decides about commands. `run` and `run_once` are for one thread; `status` may be called from any."""
+    """Decides about commands. `run` and `run_once` are for one thread; `status` may be called from any.
 
-    def __init__(
-        self,
-        parts: Parts,
-        settings: ApprovalSettings,
-        receiver: Receiver | None,
-        *,
-        dry_run: bool = False,
-        run: Callable[..., Run] = Run,
-    ) -> None:
-        """Prepare to listen.
+    Args:
+        parts: of the process; IMDS is used from the thread that calls `run`, which the stop ends.
+        settings: the policy, the auto rules, the grace period and the signing secrets.
+        receiver: where commands come from; None without a bus.
+        dry_run: decide and publish receipts, but POST nothing.
+        make_run: makes a run of a program that an auto rule names.
+    """
 
-        Args:
-            parts: of the process; IMDS is used from the thread that calls `run`, which the stop ends.
-            settings: the policy, the auto rules, the grace period and the signing secrets.
-            receiver: where commands come from; None without a bus.
-            dry_run: decide and publish receipts, but POST nothing.
-            run: makes a run of a program that an auto rule names.
-        """
-        self._meter = parts.meter
-        self._settings = settings
-        self._approver = ImdsApprover(parts.imds, clock=parts.clock)
-        self._receiver = receiver
-        self._clock = parts.clock
-        self._stop = parts.stop
-        self._identity = parts.identity
-        self._bridge_events = BridgeEvents(parts.identity)
-        self._answers = AnswerBatch(parts, receiver, dry_run=dry_run)
+    parts: Parts
+    settings: ApprovalSettings
+    receiver: Receiver | None
+    _: KW_ONLY
+    dry_run: bool = False
+    make_run: Callable[..., Run] = Run
+
+    def __post_init__(self) -> None:
+        self._clock = self.parts.clock
+        self._identity = self.parts.identity
+        self._approver = ImdsApprover(self.parts.imds, clock=self._clock)
+        self._bridge_events = BridgeEvents(self._identity)
+        self._answers = AnswerBatch(self.parts, self.receiver, dry_run=self.dry_run)
         self._stays = Stays(self._answers.stay)
         self._auto = AutoRules(
-            settings=settings,
+            settings=self.settings,
             stays=self._stays,
             vm_name=self._vm_name,
             is_done=self._answers.is_done,
             effects=self._answers,
-            clock=parts.clock,
-            run=None if dry_run else run,
+            clock=self._clock,
+            run=None if self.dry_run else self.make_run,
         )
-        self._dry_run = dry_run
         self._document: Document | None = None
         self._views: Mapping[str, View] = {}  # by EventIds in lower case
         self._is_resolved = False
         self._pending: dict[str, Pending] = {}
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
-        self._rest_from = parts.clock.monotonic() + AWAIT_SECONDS
-        if receiver:
-            receiver.receive_until(self._rest_from)
+        self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
+        if self.receiver:
+            self.receiver.receive_until(self._rest_from)
 
     def run(self) -> None:
         """Decide until the stop; messages that are not decided by then are delivered again."""
         self._bridge_events.emit_started()
-        while not self._stop:
+        while not self.parts.stop:
             report_progress()
             self.run_once(self.wait_seconds)
         self._answers.report_surplus(at_once=True)
@@ -129,8 +123,8 @@ class Listener:
     def run_once(self, wait_seconds: float) -> None:
         """Make one pass: wait up to `wait_seconds` for messages, decide what can be decided, commit and settle."""
         self._resolve_identity()
-        if self._bridge_events.emit_heartbeat(self._look) and self._receiver:
-            self._receiver.receive_until(self._rest_from)
+        if self._bridge_events.emit_heartbeat(self._look) and self.receiver:
+            self.receiver.receive_until(self._rest_from)
         self._bridge_events.emit_losses()
         self._receive(wait_seconds)
         self._decide()
@@ -158,7 +152,7 @@ class Listener:
             "last_error": self._approver.last_error or None,
             "last_good_at": iso_utc(self._approver.good_time) if self._approver.good_time else None,
             "waiting_commands": len(self._pending),
-            "dry_run": self._dry_run,
+            "dry_run": self.dry_run,
             "auto": [_shown(view, self._clock.now()) for view in self._views.values()],
         }
 
@@ -166,9 +160,9 @@ class Listener:
 
     def _look(self) -> dict[str, Any]:
         """Return what a heartbeat says of the last look at the bus."""
-        if self._receiver is None:
+        if self.receiver is None:
             return {}
-        status = self._receiver.status()
+        status = self.receiver.status()
         return {"LookedAt": status["looked_at"], "LookError": status["last_error"]}
 
     def _await_commands(self, document: Document | None) -> None:
@@ -177,18 +171,18 @@ class Listener:
         is_open = not document or self._pending or self._passed_since
         if is_open or any(map(self._may_be_approved, events)):
             self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
-            if self._receiver:
-                self._receiver.receive_until(self._rest_from)
+            if self.receiver:
+                self.receiver.receive_until(self._rest_from)
 
     def _may_be_approved(self, event: ScheduledEvent) -> bool:
-        is_in_scope = self._settings.policy.scope == "group" or is_among(self._vm_name(), event.resources)
+        is_in_scope = self.settings.policy.scope == "group" or is_among(self._vm_name(), event.resources)
         return event.status == SCHEDULED and is_in_scope
 
     def _receive(self, wait_seconds: float) -> None:
-        if self._receiver is None:
-            self._stop.wait(wait_seconds)
+        if self.receiver is None:
+            self.parts.stop.wait(wait_seconds)
             return
-        for message in self._receiver.messages(wait_seconds):
+        for message in self.receiver.messages(wait_seconds):
             self._accept(message)
 
     def _read(self, message: ReceivedMessage) -> Command | None:
@@ -199,7 +193,7 @@ class Listener:
                 body,
                 message_id=message.message_id,
                 properties=message.properties,
-                signed_id="" if self._settings.signing_secrets is None else signed_id(message.properties),
+                signed_id="" if self.settings.signing_secrets is None else signed_id(message.properties),
             )
         except ValueError as error:
             self._answers.refuse(message, "malformed", str(error))
@@ -241,10 +235,10 @@ class Listener:
         return max(0.0, (self._clock.now() - message.enqueued_at).total_seconds())
 
     def _signature_fault(self, message: ReceivedMessage, body: bytes) -> str:
-        if self._settings.signing_secrets is None:
+        if self.settings.signing_secrets is None:
             return ""
         try:
-            secrets = check_signing_secrets(self._settings.signing_secrets.read())
+            secrets = check_signing_secrets(self.settings.signing_secrets.read())
         except (OSError, ValueError) as error:
             # no secret is trusted then: whoever empties the file withdraws the old ones
             log.error("the signing secrets cannot be used; every command is refused: %s", error)  # noqa: TRY400
@@ -268,7 +262,7 @@ class Listener:
             pending: self._judge(pending, document, may_wait=number >= surplus)
             for number, pending in enumerate(list(self._pending.values()))
         }
-        if document and not self._dry_run:
+        if document and not self.dry_run:
             self._post(allowed)
 
     def _update(self, document: Document) -> None:
@@ -305,7 +299,7 @@ class Listener:
         allowed: dict[str, Decision] = {}
         for event_id in pending.open:
             decision = self._decision(pending, event_id, document, may_wait=may_wait)
-            if decision and decision.outcome == "allowed" and self._dry_run:
+            if decision and decision.outcome == "allowed" and self.dry_run:
                 decision = replace(decision, outcome="accepted", detail="dry run: not POSTed")
             if decision:
                 (allowed if decision.outcome == "allowed" else final)[event_id] = decision
@@ -358,12 +352,12 @@ class Listener:
             return Decision(outcome="failed", reason="imds_unavailable", detail=detail)
         if document is None or (event is None and self._has_time(pending, may_wait=may_wait)):
             return None
-        grace_until = pending.grace_from + self._settings.grace_seconds
+        grace_until = pending.grace_from + self.settings.grace_seconds
         if event and pending.may_have_waited and self._stays.absent_at(event.key) > grace_until:
             # As if it had been received when it was sent: its sender cannot have known this event.
             detail = "it was sent more than `grace_seconds` before this VM's document had the event"
             return rejected("unknown_event", detail, event)
-        decision = decide_command(event, vm_name=self._vm_name(), policy=self._settings.policy, now=now)
+        decision = decide_command(event, vm_name=self._vm_name(), policy=self.settings.policy, now=now)
         is_allowed = decision.outcome == "allowed"
         if event and (is_allowed or event.status == STARTED) and self._stays.is_approved(event, now=now):
             return already_approved(event)
@@ -382,7 +376,7 @@ class Listener:
         """Return whether an event may still appear: in its grace period, or in a document newer than the command."""
         if not may_wait:
             return self._approver.read_at < pending.grace_from
-        is_in_grace = self._clock.monotonic() - pending.grace_from < self._settings.grace_seconds
+        is_in_grace = self._clock.monotonic() - pending.grace_from < self.settings.grace_seconds
         return is_in_grace or self._approver.read_at < pending.arrived_at
 
     def _pass_on(self, pending: Pending) -> bool:
@@ -390,7 +384,7 @@ class Listener:
 
         What this VM has POSTed or answered, if only a part of it, stays here.
         """
-        is_shared = bool(self._settings.queue) and not self._settings.session
+        is_shared = bool(self.settings.queue) and not self.settings.session
         names_this_vm = pending.command.vm and not names_other_vm(pending.command, self._vm_name())
         if not is_shared or names_this_vm or self._answers.record(pending.command.key):
             return False
@@ -456,7 +450,7 @@ class Listener:
                 had = "" if pending.is_auto else self._auto.program_had(event_id.lower())
                 final[event_id] = replace(answer, detail=answer.detail or decision.detail or had)
         if not pending.is_auto and any(one.outcome == "accepted" for one in final.values()):
-            self._meter.approved(self._clock.monotonic() - pending.arrived_at)
+            self.parts.meter.approved(self._clock.monotonic() - pending.arrived_at)
         self._answer(pending, final)
 
     # Answers
@@ -510,7 +504,7 @@ class Listener:
 
     def _update_auto(self, document: Document) -> None:
         """Make a command for each event that an auto rule decides about; drop those that none decides about now."""
-        before, views = self._views, self._auto.decide(document) if self._settings.auto else []
+        before, views = self._views, self._auto.decide(document) if self.settings.auto else []
         self._views = {view.event.key: view for view in views}
         for key, view in self._views.items():
             if key not in before or _reason(view) != _reason(before[key]):

@@ -182,7 +182,7 @@ class ListenerRig:
             ),
         )
         self.listener = Listener(
-            parts, self.settings, self.receiver, dry_run=self.dry_run, run=self._make_run
+            parts, self.settings, self.receiver, dry_run=self.dry_run, make_run=self._make_run
         )
 
     def restart(self, *, vm: Vm | None = None, dry_run: bool = False, **settings: Any) -> None:
