@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import translate
 from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -20,11 +21,7 @@ _FAMILIES = tuple(dict.fromkeys(f"{known.rsplit('.', 2)[0]}.*" for known in EVEN
 
 def expression_of(pattern: str) -> str:
     """Return the regular expression of a pattern with `*` for any text, which takes linear time."""
-    first, *others = map(re.escape, pattern.split("*"))
-    if not others:
-        return first
-    # The first place that fits is as good as any later one, so nothing is tried twice.
-    return first + "".join(f"(?>.*?{text})" for text in others[:-1]) + f".*{others[-1]}"
+    return translate(re.sub(r"[\[?]", r"[\g<0>]", pattern))
 
 
 def check_pattern(pattern: str) -> str:
