@@ -178,10 +178,7 @@ def find_exposed(config: Config, role: str) -> Iterator[Path]:
     folders = [config.state_dir, config.state_dir / role]
     for file in files:
         folders += [file.parent, Path(os.path.realpath(file)).parent]
-    exposed = [file for file in files if _is_exposed(file, 0)]
-    # In a folder with the sticky bit, such as /tmp, only its owner can replace a file.
-    exposed += [folder for folder in folders if _is_exposed(folder, stat.S_ISVTX)]
-    yield from dict.fromkeys(exposed)
+    yield from filter(_is_exposed, dict.fromkeys([*files, *folders]))
 
 
 def find_unreadable(config: Config, role: str) -> Iterator[Path]:
@@ -206,12 +203,13 @@ def find_unreadable(config: Config, role: str) -> Iterator[Path]:
                 yield file
 
 
-def _is_exposed(path: Path, unless: int) -> bool:
+def _is_exposed(path: Path) -> bool:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
         return False
-    return bool(mode & stat.S_IWOTH) and not mode & unless
+    # In a folder with the sticky bit, such as /tmp, only its owner can replace a file.
+    return bool(mode & stat.S_IWOTH) and not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX)
 
 
 def _named_files(settings: Mapping[str, Any]) -> Iterator[Path]:
