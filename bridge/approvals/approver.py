@@ -54,11 +54,6 @@ class ImdsApprover:
         self._is_failing = False  # as the log says
         self.good_time: datetime | None = None
 
-    @property
-    def base(self) -> str:
-        """Where IMDS is."""
-        return self._imds.base
-
     def document(self) -> Document | None:
         """Return a document of the last two seconds; None while IMDS cannot be asked or does not answer."""
         now = self._clock.monotonic()

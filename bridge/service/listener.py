@@ -148,7 +148,7 @@ class Listener:
         """Return what the status file shows of the listener."""
         return {
             "vm": self._identity.vm.name if self._identity.vm else None,
-            "imds": self._approver.base,
+            "imds": self.parts.imds.base,
             "last_error": self._approver.last_error or None,
             "last_good_at": iso_utc(self._approver.good_time) if self._approver.good_time else None,
             "waiting_commands": len(self._pending),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -76,9 +76,7 @@ def sinks_of(config: Config) -> dict[str, SinkSettings]:
 class NoMeter:
     """Counts nothing, in a process without metrics."""
 
-    def polling(self) -> AbstractContextManager[None]:
-        """Count no poll."""
-        return nullcontext()
+    polling = nullcontext
 
     def committed(self, *_: object) -> None:
         """Count nothing."""
