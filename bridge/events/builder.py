@@ -201,13 +201,7 @@ class Reporter:
         return self._own("bridge.heartbeat", data, sequence)
 
     def loss(
-        self,
-        *,
-        reason: str,
-        count: int | None,
-        sink: str,
-        oldest: float | None,
-        newest: float | None,
+        self, *, reason: str, count: int | None, sink: str, oldest: float | None, newest: float | None
     ) -> CloudEvent:
         """Build the event that reports that events were lost.
 
@@ -218,16 +212,12 @@ class Reporter:
             oldest: when the oldest was stored, in seconds since 1970; None if that is unknown.
             newest: when the newest was stored.
         """
-        first, last = (
-            None if seconds is None else iso_utc(datetime.fromtimestamp(seconds, UTC))
-            for seconds in (oldest, newest)
-        )
         data = {
             "Reason": reason,
             "Count": count,
             "Sink": sink or None,
-            "OldestTime": first,
-            "NewestTime": last,
+            "OldestTime": iso_utc(datetime.fromtimestamp(oldest, UTC)) if oldest else None,
+            "NewestTime": iso_utc(datetime.fromtimestamp(newest, UTC)) if newest else None,
         }
         return self._own("bridge.loss", data, self.next_number())
 

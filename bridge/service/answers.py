@@ -82,9 +82,7 @@ class AnswerBatch:
     def notice(self, event: ScheduledEvent, document: Document) -> tuple[bytes, Mapping[str, Any]]:
         """Return what a program gets of an event: the CloudEvent that reports it, and the event's data."""
         notice = self._identity.reporter().scheduled_event(
-            Change(kind="scheduled", event=event),
-            seen_before=0,
-            incarnation=document.incarnation,
+            Change(kind="scheduled", event=event), seen_before=0, incarnation=document.incarnation
         )
         return structured(notice), notice.data
 

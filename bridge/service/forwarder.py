@@ -223,14 +223,12 @@ class Reachability:
 
     def __init__(self, parts: Parts) -> None:
         self._gap_limit_seconds = max(CONTINUOUS_SECONDS, 2 * parts.config.imds.poll_seconds)
-        self._identity = parts.identity
-        self._outbox = parts.outbox
-        self._folder = parts.folder
+        self._parts = parts
         self._clock = parts.clock
         self._began_at = self._clock.monotonic()
         self._good_at: float | None = None  # monotonic, in this process
-        self.good_time = parse_iso(self._folder.read_last_good())
-        self._outage_since = self._outbox.record(STATE, OUTAGE) or ""  # of an outage that is published
+        self.good_time = parse_iso(self._parts.folder.read_last_good())
+        self._outage_since = self._parts.outbox.record(STATE, OUTAGE) or ""  # of an outage that is published
         self.failures = 0
         self.failed_share = 0.0
         self.last_error = ""
@@ -277,7 +275,7 @@ class Reachability:
         self.failures, self.last_error = 0, ""
         self.failed_share -= self.failed_share / SHARE_OF
         self._good_at, self.good_time = now, at
-        self._folder.write_last_good(iso_utc(at))
+        self._parts.folder.write_last_good(iso_utc(at))
         return None if is_first else gap_seconds
 
     def _publish_outage(self, reason: str) -> None:
@@ -293,12 +291,12 @@ class Reachability:
 
     def _publish(self, since: datetime | None, cause: GapCause, *, reason: str | None = None) -> None:
         """Publish that a gap has begun, if there is a `reason`, and that it is over, unless an outage lasts."""
-        reporter, events = self._identity.reporter(), []
+        reporter, events = self._parts.identity.reporter(), []
         if reason is not None:
             events += [reporter.unreachable(since=since, reason=reason, cause=cause)]
         if not self._outage_since:
             events += [reporter.recovered(since=since, cause=cause)]
-        self._outbox.commit(events, records={(STATE, OUTAGE): self._outage_since})
+        self._parts.outbox.commit(events, records={(STATE, OUTAGE): self._outage_since})
 
 
 def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:
