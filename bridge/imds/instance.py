@@ -28,22 +28,17 @@ class Vm:
 
 
 def parse_vm(body: bytes) -> Vm:
-    """Read an answer with instance data.
+    """Read an answer with instance data, whatever is missing from it beside the name.
 
     Raises:
         ValueError: it is not instance data with a name.
     """
-    vm = read_vm(read_object(body, max_bytes=len(body), decoder=_decoder))
-    if not vm.name:
+    compute = read_object(body, max_bytes=len(body), decoder=_decoder)
+    name, tags = _text(compute.get("name")), compute.get("tagsList")
+    if not name:
         raise ValueError("no name")
-    return vm
-
-
-def read_vm(compute: Mapping[str, Json]) -> Vm:
-    """Read instance data, whatever is missing from it."""
-    tags = compute.get("tagsList")
     return Vm(
-        name=_text(compute.get("name")),
+        name=name,
         vm_id=_text(compute.get("vmId")),
         resource_id=_text(compute.get("resourceId")),
         location=_text(compute.get("location")),

@@ -6,6 +6,7 @@ with their polling would keep a laptop busy, and one thread does not.
 
 from __future__ import annotations
 
+import json
 import sched
 import tempfile
 import time
@@ -32,7 +33,7 @@ from bridge.events.model import CloudEvent, structured
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE
 from bridge.imds.diff import Observation, Watch, compare
 from bridge.imds.document import Document, read_document
-from bridge.imds.instance import read_vm
+from bridge.imds.instance import parse_vm
 from bridge.lab.rendering import EVENT_VERSIONS, compute_of, event_fields, render_document
 from bridge.runtime.text import show
 from bridge.runtime.threads import Signals, start_thread
@@ -98,7 +99,7 @@ class SimulatedVm:
 
     def __init__(self, name: str, group: str, zone: str, publish: Callable[[CloudEvent], None]) -> None:
         """Describe the VM; `publish` is called with its events."""
-        vm = replace(read_vm(compute_of(name, "", group)), zone=zone)
+        vm = replace(parse_vm(json.dumps(compute_of(name, "", group)).encode()), zone=zone)
         self.is_quiet = self.is_lost = False
         self._publish = publish
         self._watch = Watch()

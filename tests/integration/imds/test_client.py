@@ -16,7 +16,7 @@ from bridge.config.models import ImdsSettings
 from bridge.errors import ImdsError
 from bridge.imds import client as client_module
 from bridge.imds.client import CALL_SECONDS, EVENTS_PATH, MAX_BODY_BYTES, ImdsClient
-from bridge.imds.instance import Vm, read_vm
+from bridge.imds.instance import Vm, parse_vm
 from tests.support.clock import MovedClock
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent
@@ -294,6 +294,7 @@ def test_unreadable_instance_data_is_an_error(body: bytes) -> None:
 
 def test_missing_instance_data_is_empty_and_invalid_characters_are_removed() -> None:
     compute = {"name": "web-0\x00\n", "vmId": None, "zone": ["1"], "location": "x" * 5000}
-    vm = read_vm({**compute, "tagsList": [{"name": "a"}, {"name": 1}, "b", {"name": "n", "value": 5}]})
+    tags = [{"name": "a"}, {"name": 1}, "b", {"name": "n", "value": 5}]
+    vm = parse_vm(json.dumps({**compute, "tagsList": tags}).encode())
     assert vm == Vm(name="web-0", location="x" * 1024, tags={"a": "", "n": "5"})
-    assert read_vm({"name": "web-0", "tagsList": "env:lab"}) == Vm(name="web-0")
+    assert parse_vm(b'{"name": "web-0", "tagsList": "env:lab"}') == Vm(name="web-0")
