@@ -87,6 +87,7 @@ class ImdsClient:
     measured: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __post_init__(self) -> None:
+        self._events_path = f"{EVENTS_PATH}?api-version={self.settings.api_version}"
         self._kept: socket.socket | None = None
         self._late_seconds = LATE_SECONDS
         self._dated: tuple[str, datetime] | None = None
@@ -164,10 +165,6 @@ class ImdsClient:
         if self._kept is not None:
             self._kept.close()
             self._kept = None
-
-    @property
-    def _events_path(self) -> str:
-        return f"{EVENTS_PATH}?api-version={self.settings.api_version}"
 
     def _call(self, method: str, path: str, content: str = "", *, limit_seconds: float) -> bytes:
         """Send a request and return the body of an answer with status 200."""

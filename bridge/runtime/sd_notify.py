@@ -22,17 +22,13 @@ STATUS_LENGTH = 400
 
 
 class Supervisor:
-    """The supervisor of this process, if it has one. It is used from one thread."""
+    """The supervisor of this process; `is_there` says whether it has one. It is used from one thread."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
+        self.is_there = bool(self._address)
         self._status = ""
         self.watchdog_seconds = _watchdog_seconds(environ) if self._address else None
-
-    @property
-    def is_there(self) -> bool:
-        """Whether there is a supervisor to report to."""
-        return bool(self._address)
 
     def ready(self) -> None:
         """Report that the configuration is valid, the state is locked and the work begins."""

@@ -44,6 +44,7 @@ class Forwarder:
         self._parts = parts
         self._clock = parts.clock
         self._identity = parts.identity
+        self._poll_seconds = parts.config.imds.poll_seconds
         self._bridge_events = BridgeEvents(parts.identity)
         self._watch = Watch.load(parts.outbox.record(STATE, WATCH))
         self._generation = -1  # of the outbox
@@ -121,10 +122,6 @@ class Forwarder:
             "document": document.raw if document else None,
             "missing": [missing.event.raw for missing in self._watch.missing.values()],
         }
-
-    @property
-    def _poll_seconds(self) -> float:
-        return self._parts.config.imds.poll_seconds
 
     # A usable answer
 
