@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from types import MappingProxyType
 
 from bridge.contract.types import type_of
 from bridge.imds.document import is_event_id
@@ -22,7 +21,6 @@ COMMAND_APPROVE = "command.approve"
 MAX_EVENT_IDS = 100
 MAX_BODY_BYTES = 256 * 1024
 _MAX_DEPTH = 100
-NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 _ATTRIBUTE = re.compile(r"cloudEvents[_:](.+)", re.IGNORECASE)
 _decoder = BoundedDecoder(max_depth=_MAX_DEPTH)
 
@@ -53,14 +51,14 @@ def unwrap(body: bytes) -> bytes:
 
 
 def parse_command(
-    body: bytes, *, message_id: str, properties: Mapping[str, str] = NO_PROPERTIES, signed_id: str = ""
+    body: bytes, *, message_id: str, properties: Mapping[str, str] | None = None, signed_id: str = ""
 ) -> Command:
     """Read a command.
 
     Args:
         body: the message's body, unwrapped.
         message_id: the command's id if it has none itself.
-        properties: the application properties, which hold the attributes of a CloudEvent in binary mode.
+        properties: the application properties, if any: they hold the attributes of a CloudEvent in binary mode.
         signed_id: the id that the message's signature covers; used in place of ids and sources outside the body.
 
     Raises:
@@ -68,7 +66,7 @@ def parse_command(
     """
     given = read_object(body, max_bytes=MAX_BODY_BYTES, decoder=_decoder, encoding="utf-8-sig")
     command_id, source = printable(given.get("Id")) or printable(signed_id or message_id), ""
-    if attributes := _attributes(properties):
+    if attributes := _attributes(properties or {}):
         _check_type(attributes)
         if "specversion" not in given:  # binary mode: the body is the data alone
             signed = {"id": command_id, "source": ""} if signed_id else {}

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from bridge.approvals.command import (
     MAX_BODY_BYTES,
     MAX_EVENT_IDS,
-    NO_PROPERTIES,
     Command,
     parse_command,
     unwrap,
@@ -26,6 +25,7 @@ from tests.support.diff import json_values, steady
 TYPE = "io.imdsbridge.command.approve.v1"
 BINARY = {"cloudEvents_type": TYPE, "cloudEvents_id": "c-1", "cloudEvents_source": "urn:ops"}
 PLAIN = {"EventId": "A"}
+NO_PROPERTIES: dict[str, str] = {}
 
 
 def read(
