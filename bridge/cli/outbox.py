@@ -33,9 +33,6 @@ _DEAD_LETTER_KEYS = ("number", "sink", "dead_at", "reason", "retry", "id", "deta
 _WAITING_KEYS = ("seq", "sink", "age", "type", "subject", "last_error")
 _EVENT_KEYS = ("seq", "stored_at", "id", "type")
 
-# Argparse's own type for what add_subparsers returns is private.
-Actions = Any
-
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `outbox` with its actions."""
@@ -68,7 +65,7 @@ def configure(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_action(actions: Actions, name: str, run: Run, text: str, *options: str) -> argparse.ArgumentParser:
+def _add_action(actions: Any, name: str, run: Run, text: str, *options: str) -> argparse.ArgumentParser:
     examples = "\n".join(line for line in _EPILOG.splitlines() if f"outbox {name}" in line)
     action = add_command(actions, name, text)
     complete(action, run, "--role", *options, epilog=f"examples:\n{examples}")

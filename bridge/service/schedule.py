@@ -57,8 +57,7 @@ def urgency(event: StoredEvent) -> Urgency:
 
 def not_before(event: StoredEvent) -> datetime:
     """Return a notice's NotBefore; one without it, as of a started event, is due since it was published."""
-    found = parse_iso(event.data.get("NotBeforeUtc"))
-    return found or datetime.fromtimestamp(event.stored_at, UTC)
+    return parse_iso(event.data.get("NotBeforeUtc")) or datetime.fromtimestamp(event.stored_at, UTC)
 
 
 @dataclass(frozen=True, kw_only=True)
