@@ -126,8 +126,8 @@ class Forwarder:
     # A usable answer
 
     def _process(self, body: bytes, *, may_be_off: bool) -> None:
-        if self._generation != self._outbox.generation:
-            self._generation = self._outbox.generation
+        if self._generation != self._parts.outbox.generation:
+            self._generation = self._parts.outbox.generation
             self._join_unread()
         changed = body != self._body or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
@@ -138,7 +138,7 @@ class Forwarder:
 
     def _join_unread(self) -> None:
         """Let end what is known only by a state that could not be read when this process, or one before, started."""
-        unread, known = Watch.load(self._outbox.record(STATE, UNREAD_WATCH)), self._watch.known
+        unread, known = Watch.load(self._parts.outbox.record(STATE, UNREAD_WATCH)), self._watch.known
         missing = {
             key: MissingEvent(event=event, expires_at=0.0, reason="Restart", boot_id=unread.boot_id)
             for key, event in unread.known.items()
@@ -146,7 +146,9 @@ class Forwarder:
         }
         if unread.document:
             self._watch = replace(self._watch, missing={**self._watch.missing, **missing})
-            self._outbox.commit([], records={(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): ""})
+            self._parts.outbox.commit(
+                [], records={(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): ""}
+            )
 
     def _parse(self, body: bytes) -> Document:
         try:
