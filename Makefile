@@ -30,10 +30,10 @@ quick: $(READY) ## run the unit tests and the linters, in under a minute
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit lint
 
 test: $(READY) ## run all tests
-	@$(BIN)/python -m pytest -n 4 --dist worksteal
+	@$(BIN)/python -m pytest -n 6 --dist worksteal
 
 coverage: $(READY) ## run all tests and measure branch coverage, which takes more than twice as long
-	@$(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term:skip-covered
+	@$(BIN)/python -m pytest -n 6 --dist worksteal --cov --cov-report=term:skip-covered
 
 unit: $(READY) ## run the unit tests
 	@$(BIN)/python -m pytest -n 2 tests/unit

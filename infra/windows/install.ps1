@@ -3,6 +3,9 @@
 Install or upgrade imds-bridge, and run one role as a Windows service with its own account.
 .EXAMPLE
 .\install.ps1 -Wheel .\imds_bridge-0.1.0-py3-none-any.whl -WinSW .\WinSW-x64.exe -Config .\forward.toml
+.EXAMPLE
+.\install.ps1 -Role listen -Wheel .\imds_bridge-0.1.0-py3-none-any.whl -WinSW .\WinSW-x64.exe -Config .\listen.toml -Manages MyWorker
+Its programs may stop and start the service MyWorker, as drain.ps1 and recover.ps1 do.
 #>
 #Requires -RunAsAdministrator
 param(
@@ -11,7 +14,8 @@ param(
     [ValidateSet('forward', 'listen', 'relay')] [string] $Role = 'forward',
     [string] $Config,
     [string] $Python = 'C:\Program Files\Python312\python.exe',
-    [string] $Account
+    [string] $Account,
+    [string[]] $Manages = @()
 )
 $ErrorActionPreference = 'Stop'
 $Service = "imds-bridge-$Role"
@@ -24,6 +28,7 @@ function Invoke-Checked([string] $Command) {
     if ($LASTEXITCODE -ne 0) { throw "$Command $args ended with $LASTEXITCODE" }
 }
 
+foreach ($Name in $Manages) { Get-Service $Name | Out-Null }    # before anything is changed
 if (-not ($Config -or (Test-Path "$Data\$Role.toml"))) { throw "-Config is needed: there is no $Data\$Role.toml yet" }
 
 # Any user can create folders in ProgramData: an existing one must belong to an administrator.
@@ -44,6 +49,7 @@ $VenvPython = "$Program\venv\Scripts\python.exe"
 Invoke-Checked $VenvPython -m pip install --upgrade $Wheel
 if ($Config) { Copy-Item $Config "$Data\$Role.toml" }
 
+Copy-Item "$PSScriptRoot\drain.ps1", "$PSScriptRoot\recover.ps1" $Program
 Copy-Item $WinSW "$Program\$Service.exe"
 $Xml = (Get-Content -Raw "$PSScriptRoot\imds-bridge.xml").Replace('@ROLE@', $Role).Replace('@PYTHON@', $VenvPython)
 [IO.File]::WriteAllText("$Program\$Service.xml", $Xml)
@@ -55,6 +61,14 @@ Invoke-Checked sc.exe sidtype $Service unrestricted
 Invoke-Checked icacls $Data /grant "${Account}:(OI)(CI)RX" /Q
 Invoke-Checked icacls "$Data\state\$Role" /grant "${Account}:(OI)(CI)M" /Q
 Invoke-Checked icacls "$Data\logs" /grant "${Account}:(OI)(CI)M" /Q
+
+# What its programs drain: the account may query, stop and start these services, and change nothing else of them.
+$Sid = (New-Object Security.Principal.NTAccount $Account).Translate([Security.Principal.SecurityIdentifier]).Value
+$Entry = "(A;;CCLCSWRPWPLORC;;;$Sid)"
+foreach ($Name in $Manages) {
+    $List = (Invoke-Checked sc.exe sdshow $Name | Out-String).Trim()
+    if (-not $List.Contains($Entry)) { Invoke-Checked sc.exe sdset $Name ($List -replace '^D:[A-Z]*', "`$&$Entry") }
+}
 
 Start-Service $Service
 Get-Service $Service
