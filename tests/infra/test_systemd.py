@@ -149,7 +149,11 @@ def entries(tree: Path) -> dict[str, tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["infra/systemd/install.sh", "infra/container/trial.sh", "infra/packaging/dist.sh", ".ci/run"]
+    "name",
+    [
+        *("infra/systemd/install.sh", "infra/container/trial.sh", "infra/packaging/dist.sh", ".ci/run"),
+        *("tests/windows/prepare", "tests/windows/python", "tests/windows/run"),
+    ],
 )
 def test_a_script_is_clean(name: str) -> None:
     done = do(tool("shellcheck"), ROOT / name)
