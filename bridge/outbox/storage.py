@@ -285,6 +285,7 @@ class Storage:
         else:
             self.last_seq = max(self.file_seq, given)
             memory = self._use_memory(error, source)
+            self._is_unread = memory.record(STATE, WATCH) is None
             source.close()
             if self.file_seq < needed:
                 self._note_missing(memory, self.file_seq, needed, is_damaged=False)

@@ -48,6 +48,7 @@ class Forwarder:
         self._bridge_events = BridgeEvents(parts.identity)
         self._watch = Watch.load(parts.outbox.record(STATE, WATCH))
         self._generation = -1  # of the outbox
+        self._ended: set[str] = set()  # events whose end was published from memory
         self._body: bytes | None = None
         self._has_polled = False
         self._reachability = Reachability(parts)
@@ -126,29 +127,34 @@ class Forwarder:
     # A usable answer
 
     def _process(self, body: bytes, *, may_be_off: bool) -> None:
-        if self._generation != self._parts.outbox.generation:
-            self._generation = self._parts.outbox.generation
-            self._join_unread()
-        changed = body != self._body or self._watch.is_due(self._clock.steady())
+        generation = self._parts.outbox.generation
+        may_join = generation != self._generation
+        changed = body != self._body or may_join or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
         gap_seconds = self._reachability.note_answer()
         if document:
+            if may_join:
+                self._join_unread(document)
+                self._generation = generation
             self._compare(document, gap_seconds, service_was_off=may_be_off)
             self._body = body
 
-    def _join_unread(self) -> None:
+    def _join_unread(self, document: Document) -> None:
         """Let end what is known only by a state that could not be read when this process, or one before, started."""
-        unread, known = Watch.load(self._parts.outbox.record(STATE, UNREAD_WATCH)), self._watch.known
+        unread = Watch.load(self._parts.outbox.record(STATE, UNREAD_WATCH))
+        if not unread.document:
+            return
+        # A first document is published as a whole, also what the state knew of it.
+        present = () if self._watch.document else document.events
+        known = {*self._watch.known, *self._ended, *present}
         missing = {
             key: MissingEvent(event=event, expires_at=0.0, reason="Restart", boot_id=unread.boot_id)
             for key, event in unread.known.items()
             if key not in known
         }
-        if unread.document:
-            self._watch = replace(self._watch, missing={**self._watch.missing, **missing})
-            self._parts.outbox.commit(
-                [], records={(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): ""}
-            )
+        self._watch = replace(self._watch, missing={**self._watch.missing, **missing})
+        records = {(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): ""}
+        self._parts.outbox.commit([], records=records)
 
     def _parse(self, body: bytes) -> Document:
         try:
@@ -170,6 +176,8 @@ class Forwarder:
         if watch == before:
             return
         self._watch = watch
+        if self._parts.outbox.storage_error:
+            self._ended |= before.known.keys() - watch.known.keys()
         counted = self._counted(changes, are_repeated=before.document is None)
         is_witness = gap_seconds is not None and self._is_witness(before, document, changes)
         events = self._events(before, document, counted, is_listed=not is_witness)
@@ -196,7 +204,9 @@ class Forwarder:
         counts = [
             (change, self._parts.outbox.record(OCCURRENCE, change.fingerprint) or 0) for change in changes
         ]
-        return [(change, max(0, count - are_repeated)) for change, count in counts]
+        return [
+            (change, max(0, count - (are_repeated and change.previous is None))) for change, count in counts
+        ]
 
     def _events(
         self, before: Watch, document: Document, changes: list[tuple[Change, int]], *, is_listed: bool

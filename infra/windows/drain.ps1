@@ -6,8 +6,8 @@ run = ['C:\Windows\System32\WindowsPowerShell\v1.0\powershell.exe', '-NonInterac
 #>
 param([Parameter(Mandatory)] [string] $Service)
 $ErrorActionPreference = 'Stop'
-[Console]::OutputEncoding = [Text.Encoding]::UTF8
 try {
+    [Console]::OutputEncoding = [Text.Encoding]::UTF8
     Stop-Service $Service    # waits for its end; already stopped is fine: a drain may run twice
     Write-Output "$Service is stopped for the $env:IMDS_BRIDGE_EVENT_TYPE $env:IMDS_BRIDGE_EVENT_ID"
 } catch {

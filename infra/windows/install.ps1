@@ -49,7 +49,10 @@ $VenvPython = "$Program\venv\Scripts\python.exe"
 Invoke-Checked $VenvPython -m pip install --upgrade $Wheel
 if ($Config) { Copy-Item $Config "$Data\$Role.toml" }
 
-Copy-Item "$PSScriptRoot\drain.ps1", "$PSScriptRoot\recover.ps1" $Program
+foreach ($Example in 'drain.ps1', 'recover.ps1') {    # one that is there may have been changed
+    if (-not (Test-Path "$Program\$Example")) { Copy-Item "$PSScriptRoot\$Example" $Program }
+    Unblock-File "$Program\$Example"    # from a downloaded archive it would not be run
+}
 Copy-Item $WinSW "$Program\$Service.exe"
 $Xml = (Get-Content -Raw "$PSScriptRoot\imds-bridge.xml").Replace('@ROLE@', $Role).Replace('@PYTHON@', $VenvPython)
 [IO.File]::WriteAllText("$Program\$Service.xml", $Xml)

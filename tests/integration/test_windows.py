@@ -120,5 +120,5 @@ def test_the_programs_that_the_page_shows_are_installed_beside_the_program() -> 
         re.findall(r"'C:\\Program Files\\imds-bridge\\(\w+\.ps1)'", (folder / "README.md").read_text())
     )
     assert shown == {path.name for path in folder.glob("*.ps1")} - {"install.ps1"}
-    (copied,) = re.findall(r"Copy-Item (.*\.ps1\") \$Program\n", (folder / "install.ps1").read_text())
+    (copied,) = re.findall(r"foreach \(\$Example in (.*)\) \{", (folder / "install.ps1").read_text())
     assert set(re.findall(r"\w+\.ps1", copied)) == shown

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +16,8 @@ import pytest
 from bridge import __version__
 from bridge.errors import ImdsError
 from bridge.imds.document import parse_document
+from bridge.outbox import storage
+from bridge.outbox.rows import DAMAGE, Loss
 from bridge.runtime.time import iso_utc
 from bridge.service import forwarder as forwarder_module
 from bridge.service.bridge_events import LISTED_IDS, BridgeEvents
@@ -255,6 +259,27 @@ def test_the_same_transition_seen_again_has_another_id_also_after_a_restart(stat
     assert len(ids) == len(set(ids)) == 6
 
 
+@contextmanager
+def unreadable(station: Scripted) -> Iterator[None]:
+    """Restart on a state that cannot be read, and let it be read again in the end."""
+    file, away = station.folder / "outbox.db", station.folder / "away"
+    station.close()
+    file.rename(away)
+    file.mkdir()  # SQLite cannot open it
+    station.restart(after=1)
+    yield
+    file.rmdir()
+    away.rename(file)
+    station.outbox.recover()
+    assert station.outbox.storage_error is None
+
+
+def ends(station: Scripted) -> list[str]:
+    """Return the kinds of all ends that were published."""
+    kinds = [name_of(event).split(" ")[0].rpartition(".")[2] for event in station.all_events()]
+    return [kind for kind in kinds if kind in ("ended", "completed", "canceled")]
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_what_ended_while_the_state_could_not_be_read_ends_once_it_can_be(
     station: Scripted, is_killed: bool
@@ -262,20 +287,12 @@ def test_what_ended_while_the_state_could_not_be_read_ends_once_it_can_be(
     for event_id in (FIRST, SECOND):
         station.imds.schedule(event_id)
     station.settle()
-    station.close()
-    file, away = station.folder / "outbox.db", station.folder / "away"
-    file.rename(away)
-    file.mkdir()  # SQLite cannot open it
-    station.restart(after=1)
-    station.forget()
-    station.imds.end(FIRST)
-    station.imds.schedule("third")
-    station.poll()
-    assert set(station.story()) >= {f"scheduledevent.scheduled {name}" for name in (SECOND, "third")}
-    file.rmdir()
-    away.rename(file)
-    station.outbox.recover()
-    assert station.outbox.storage_error is None
+    with unreadable(station):
+        station.forget()
+        station.imds.end(FIRST)
+        station.imds.schedule("third")
+        station.poll()
+        assert set(station.story()) >= {f"scheduledevent.scheduled {name}" for name in (SECOND, "third")}
     station.story()
     if is_killed:
         station.restart()
@@ -287,6 +304,71 @@ def test_what_ended_while_the_state_could_not_be_read_ends_once_it_can_be(
     assert station.polled() == []
     station.restart()
     assert station.polled() == []
+
+
+@pytest.mark.parametrize(("starts", "end"), [(False, "canceled"), (True, "completed")])
+def test_what_ended_in_memory_does_not_end_again_with_the_state(
+    station: Scripted, starts: bool, end: str
+) -> None:
+    station.imds.schedule()
+    station.settle()
+    with unreadable(station):
+        station.poll()
+        if starts:
+            station.imds.start()
+            station.poll()
+        station.imds.end()
+        station.poll()
+    station.poll_for(3)
+    assert ends(station) == [end]
+
+
+def test_after_a_loss_what_imds_shows_is_published_again_beside_the_ends_of_an_unread_state(
+    station: Scripted,
+) -> None:
+    for event_id in (FIRST, SECOND):
+        station.imds.schedule(event_id)
+    station.settle()
+    with unreadable(station):
+        station.imds.end(FIRST)
+    loss = Loss(reason=DAMAGE, count=None)
+    station.outbox._storage.run(lambda database: database.note_losses([loss]), synced=True)
+    before = len(station.all_events())
+    station.run(waits=1)
+    names = [name_of(event) for event in station.all_events()[before:]]
+    assert f"scheduledevent.scheduled {SECOND}" in names
+    assert f"scheduledevent.ended {FIRST}" in names
+
+
+def test_a_state_that_is_read_before_the_first_answer_gives_no_id_to_another_content(
+    station: Scripted,
+) -> None:
+    station.imds.schedule()
+    station.settle()
+    for source in ("User", "Platform", "User"):
+        station.imds.update(EventSource=source)
+        station.poll()
+    with unreadable(station):
+        station.imds.update(EventSource="Platform")
+    station.poll()
+    updates = [event["id"] for event in station.all_events() if name_of(event).endswith(f"updated {FIRST}")]
+    assert len(updates) == len(set(updates)) == 3
+
+
+def test_a_state_of_which_a_failing_disk_gave_too_little_is_read_later(station: Scripted) -> None:
+    station.imds.schedule()
+    station.settle()
+    failure = sqlite3.OperationalError("disk I/O error")
+    with (
+        patch.object(storage.Storage, "_use_file", side_effect=failure),
+        patch.object(storage, "fill_memory", side_effect=failure),
+    ):
+        station.restart(after=1)
+        station.imds.end()
+        station.poll()
+    station.outbox.recover()
+    station.poll()
+    assert ends(station) == ["ended"]
 
 
 # Outages
