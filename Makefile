@@ -56,7 +56,7 @@ types-windows: $(READY) # a cache serves one platform
 layers: $(READY)
 	$(BIN)/lint-imports
 
-windows: $(READY) ## try everything that tests can on Windows' Python under Wine, in three minutes; keeps it in ~/.cache
+windows: $(READY) ## try everything that tests can on Windows' Python under Wine, in under four minutes; keeps it in ~/.cache
 	@VENV=$(VENV) tests/windows/run
 
 bench: $(READY) ## measure against the limits; JSON=FILE also writes the figures to a file
