@@ -107,14 +107,14 @@ class Run:
 
     def start(self) -> None:
         """Run the program in a thread, which logs how it ended."""
-        start_thread(f"program {self._command[0]}", self._finish_and_log)
+        start_thread(f"program {self._command[0]}", lambda: self.finish(is_logged=True))
 
     def end(self) -> None:
         """Have the program ended soon: by SIGTERM or Ctrl-Break, and by force a few seconds later."""
         self._is_stopped = True
 
-    def finish(self) -> Result:
-        """Run the program and wait for its end; it is ended when this process ends."""
+    def finish(self, *, is_logged: bool = False) -> Result:
+        """Run the program and wait for its end; it is ended when this process ends, which waits for that."""
         extend_deadline(self._timeout_seconds + KILL_AFTER_SECONDS)
         _running.add(self)
         try:
@@ -123,16 +123,15 @@ class Run:
             self.result = Result(error=error.strerror or str(error))
         else:
             self.result = self._wait(group)
+        fault = self.result.fault
+        if is_logged:
+            log.log(
+                logging.WARNING if fault else logging.INFO,
+                *("%s has ended: %s", self._command[0], fault or "exit code 0"),
+                extra={"output": self.result.output},
+            )
         _running.discard(self)
         return self.result
-
-    def _finish_and_log(self) -> None:
-        result = self.finish()
-        log.log(
-            logging.WARNING if result.fault else logging.INFO,
-            *("%s has ended: %s", self._command[0], result.fault or "exit code 0"),
-            extra={"output": result.output},
-        )
 
     def _wait(self, group: Group) -> Result:
         process = group.process

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from bridge.config.sinks import ExecSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
-from bridge.runtime.program import Result, Run
+from bridge.runtime.program import Result, Run, _end_all
 from bridge.sinks.exec import ExecSink
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 
@@ -211,3 +213,20 @@ while not run._output:
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT_SECONDS)
     assert not is_alive(read_pid(file))
+
+
+def test_the_end_of_this_process_waits_until_a_run_has_logged_how_it_ended(
+    file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that is slow, as one that another thread writes to may be, does not lose the line."""
+    caplog.set_level("INFO")
+    write = logging.Logger.log
+    monkeypatch.setattr(
+        logging.Logger, "log", lambda *args, **named: (time.sleep(0.3), write(*args, **named))
+    )
+    make(f"echo $$ > {file}; sleep 60").start()
+    assert is_alive(read_pid(file))
+    _end_all()
+    assert [record.getMessage() for record in caplog.records] == [
+        "/bin/sh has ended: it was ended by imds-bridge"
+    ]
