@@ -107,14 +107,17 @@ class Run:
 
     def start(self) -> None:
         """Run the program in a thread, which logs how it ended."""
-        start_thread(f"program {self._command[0]}", lambda: self.finish(is_logged=True))
+        start_thread(f"program {self._command[0]}", self._finish_and_log)
 
     def end(self) -> None:
         """Have the program ended soon: by SIGTERM or Ctrl-Break, and by force a few seconds later."""
         self._is_stopped = True
 
+    def _finish_and_log(self) -> None:
+        self.finish(is_logged=True)
+
     def finish(self, *, is_logged: bool = False) -> Result:
-        """Run the program and wait for its end; it is ended when this process ends, which waits for that."""
+        """Run the program and wait for its end, which comes before that of this process, as its line in the log."""
         extend_deadline(self._timeout_seconds + KILL_AFTER_SECONDS)
         _running.add(self)
         try:
