@@ -221,9 +221,12 @@ def test_the_end_of_this_process_waits_until_a_run_has_logged_how_it_ended(
     """A log that is slow, as one that another thread writes to may be, does not lose the line."""
     caplog.set_level("INFO")
     write = logging.Logger.log
-    monkeypatch.setattr(
-        logging.Logger, "log", lambda *args, **named: (time.sleep(0.3), write(*args, **named))
-    )
+
+    def write_late(*arguments: Any, **named: Any) -> None:
+        time.sleep(0.3)
+        write(*arguments, **named)
+
+    monkeypatch.setattr(logging.Logger, "log", write_late)
     make(f"echo $$ > {file}; sleep 60").start()
     assert is_alive(read_pid(file))
     _end_all()
