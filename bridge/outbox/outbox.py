@@ -291,7 +291,7 @@ class Outbox:
                 Loss(reason=OTHER_VM, count=count, sink=sink, oldest=self.backlog(sink)[1])
                 for sink, count in (+self._waiting).items()
             ]
-            target = self._storage.replace("other-vm")
+            target = self._storage.replace()
             self._storage.run(lambda database: database.note_losses(waiting), synced=True)
             self._begin()
             return target

@@ -20,6 +20,7 @@ STATE = "state"
 RUN, LOSSES, SINKS, FILTERS = "run", "losses", "sinks", "filters"
 # What the last document showed, and what it had shown before a start that could not read it.
 WATCH, UNREAD_WATCH = "watch", "unread-watch"
+VM = "vm"  # who the VM is, and the boot in which that was learned
 # A record that is an object and true here only recognises what comes again: the first to go at the size limit.
 DONE = "done"
 OCCURRENCE = "occurrence"  # the kind of how often a transition was seen, by its fingerprint
@@ -88,6 +89,11 @@ class Ledger(Database):
         """Write a record."""
         text = json.dumps(value)
         self.execute("save-record", kind, key, text, at, checksum(kind, key, text))
+
+    def vm_id(self) -> str:
+        """Return the id of the VM whose state this is, in lower case; "" while it is unknown."""
+        kept = self.record(STATE, VM)
+        return kept["vm"]["vm_id"].lower() if kept else ""
 
     def losses(self) -> list[Loss]:
         """Return the losses that are not published yet."""

@@ -12,9 +12,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bridge.errors import StateError, Stopped
-from bridge.outbox.rows import DAMAGE, LOSSES, STATE, STATE_FOLDER_GONE, UNREAD_WATCH, WATCH, Ledger, Loss
+from bridge.outbox.rows import (
+    DAMAGE,
+    LOSSES,
+    OTHER_VM,
+    STATE,
+    STATE_FOLDER_GONE,
+    UNREAD_WATCH,
+    WATCH,
+    Ledger,
+    Loss,
+)
 from bridge.outbox.sqlite import ERRORS, is_damage
-from bridge.outbox.state_dir import DAMAGED_FILE, StateFolder
+from bridge.outbox.state_dir import DAMAGED_FILE, OTHER_VM_FILE, StateFolder
 from bridge.outbox.transfer import WantedBy, copy_back, fill_memory, salvage
 
 log = logging.getLogger(__name__)
@@ -148,10 +158,10 @@ class Storage:
             self.note_numbers()  # the folder may be another one
         return self.error is None
 
-    def replace(self, why: str) -> Path:
-        """Move the file away as soon as the disk allows it, and start anew; return where the file is."""
+    def replace(self) -> Path:
+        """Move another VM's file away as soon as the disk allows it, and start anew; return where the file is."""
         self.close()
-        self._why_aside, self.last_seq = why, 0
+        self._why_aside, self.last_seq, self._is_unread = OTHER_VM_FILE, 0, False
         self._folder.forget()
         self.open()
         return self._folder.moved_to
@@ -175,6 +185,9 @@ class Storage:
             try:
                 with ExitStack() as stack:
                     file = stack.enter_context(closing(Ledger(self._folder.database)))
+                    if self._is_unread and self._is_other_vms(file):
+                        self._why_aside, self.file_seq = OTHER_VM_FILE, 0
+                        continue
                     with file.transaction():
                         self._take_over(file, is_emptied=is_emptied)
                     stack.pop_all()
@@ -198,6 +211,15 @@ class Storage:
             log.warning("the state store works again", extra={"was": self.error})
             self.error = None
         self.note_numbers()
+
+    def _is_other_vms(self, file: Ledger) -> bool:
+        """Return whether a file is another VM's, a loss that is noted, as far as it and memory know their VM."""
+        was, own = file.vm_id(), self.database.vm_id()
+        if is_other := bool(was and own) and was != own:
+            text = "the state is another VM's (a clone or an image?): moved aside"
+            log.error(text, extra={"was": was, "is": own})
+            self.database.note_losses([Loss(reason=OTHER_VM, count=None)])
+        return is_other
 
     def _take_over(self, file: Ledger, *, is_emptied: bool) -> None:
         """Bring into the file what it lacks of damaged files and of memory; note a loss.

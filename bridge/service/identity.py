@@ -16,7 +16,7 @@ from bridge.events.builder import Reporter
 from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
 from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import STATE
+from bridge.outbox.rows import STATE, VM
 from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 SETTLE_SECONDS = 5.0
 SETTLE_PAUSE_SECONDS = 0.5
 RESOLVE_EVERY_SECONDS = 30.0
-VM = "vm"  # the record of who the VM is, and of the boot in which that was learned
 
 Role = Literal["forward", "listen", "relay"]
 

@@ -25,9 +25,8 @@ import requests
 
 from bridge.cli.main import main as command_line
 from bridge.events.filters import Filter
-from bridge.outbox.rows import STATE
+from bridge.outbox.rows import STATE, VM
 from bridge.runtime.time import Clock
-from bridge.service.identity import VM
 from infra.monitoring.generate import RULES
 from tests.support.bus import QUEUE, SECRET, Sender, bus_config, command
 from tests.support.console import STRUCTURED, ConsoleProcess, FleetVm

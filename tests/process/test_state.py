@@ -14,9 +14,8 @@ import pytest
 
 from bridge.events.filters import Filter
 from bridge.lab.imds import INSTANCE_PATH
-from bridge.outbox.rows import STATE
+from bridge.outbox.rows import STATE, VM
 from bridge.runtime.time import Clock
-from bridge.service.identity import VM
 from tests.support.disk import small_disk
 from tests.support.imds_lab import ImdsLab
 from tests.support.outbox import open_outbox

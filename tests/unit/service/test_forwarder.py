@@ -787,6 +787,32 @@ def test_a_clone_publishes_what_its_document_shows_and_nothing_of_the_original(
     assert [path.name for path in station.folder.glob("*other-vm*[0-9]")]
 
 
+def test_a_clone_that_could_not_read_the_state_moves_it_aside_once_it_can(station: Scripted) -> None:
+    station.imds.schedule(FIRST)
+    station.settle()
+    station.imds.schedule(SECOND)
+    station.poll()  # and still waits
+    station.imds.vm = WEB_1
+    station.boot_id = "another"
+    with unreadable(station):
+        station.imds.end(FIRST)
+        station.poll()
+        station.story()
+    station.poll_for(3)
+    station.run(waits=1)
+    started, loss, stopping = station.events()
+    assert [name_of(one) for one in (started, loss, stopping)] == [
+        "bridge.heartbeat",
+        "bridge.loss",
+        "bridge.heartbeat",
+    ]
+    assert (loss["data"]["Reason"], loss["data"]["Count"]) == ("OtherVm", None)
+    assert loss["reporter"] == "web-1/forward"
+    assert [path.name for path in station.folder.glob("*other-vm*[0-9]")]
+    station.restart()
+    assert station.polled() == []
+
+
 def test_a_process_whose_vm_is_known_only_later_keeps_its_reporter(station: Scripted) -> None:
     station.imds.fail(500, methods=INSTANCE)
     station.outbox.commit([], records={("state", "vm"): None})
