@@ -119,11 +119,12 @@ def _drained(task: _Task) -> _Drain:
 
 
 class _Forgetful(MemorySink):
-    """The sink that keeps what it gets, emptied at once: its list is no memory of the bridge."""
+    """The sink that keeps what it gets, emptied at once: its lists are no memory of the bridge."""
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         super().send(events)
-        self.received.clear()
+        for kept in (self.received, self.batches, self.calls):
+            kept.clear()
 
 
 class _Meter:
