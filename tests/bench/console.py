@@ -145,7 +145,10 @@ def _bare(path: Path) -> sqlite3.Connection:
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")
     database.execute(tables.SCHEDULED_TABLE)
-    database.executescript(files("bridge.console").joinpath("schema.sql").read_text("utf-8"))
+    for name in ("schema.sql", "indexes.sql"):
+        database.executescript(files("bridge.console").joinpath(name).read_text("utf-8"))
+    for (trigger,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        database.execute(f"DROP TRIGGER {trigger}")  # the rows have what it would derive
     return database
 
 
