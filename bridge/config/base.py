@@ -43,7 +43,7 @@ class Secret:
 def hint_of_encoding(error: UnicodeDecodeError) -> str:
     """Return how to save a text that Windows PowerShell has written as UTF-16, "" if it is something else."""
     is_utf_16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
-    return ", which is UTF-16: save it with Set-Content -Encoding utf8" if is_utf_16 else ""
+    return ", but it is UTF-16: save it with Set-Content -Encoding utf8" if is_utf_16 else ""
 
 
 def read_or_keep(read: Callable[[], T], known: T) -> T:

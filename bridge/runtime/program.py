@@ -209,14 +209,17 @@ def find_fault(command: Sequence[str]) -> str:
     program, *arguments = command
     path = Path(program)
     scripts = [
-        one for one in map(Path, arguments) if sys.platform == "win32" and one.suffix.lower() in _SCRIPTS
+        one
+        for one in map(Path, arguments)
+        if sys.platform == "win32" and one.suffix.lower() in _SCRIPTS and one.is_absolute()
     ]
     try:
-        if not path.is_file():
-            return f"{program}: there is no such file"
+        for one in (path, *scripts):
+            if not one.is_file():
+                return f"{one}: there is no such file"
         if not os.access(path, os.X_OK):
             return f"{program}: this user may not execute it"
-        for one in (path, path.resolve(), *(one for one in scripts if one.is_absolute())):
+        for one in (path, path.resolve(), *scripts):
             for part in (one, *one.parents):
                 if may_anyone_change(part, is_ancestor=part not in (one, one.parent)):
                     return f"{program}: any user may change {part}"

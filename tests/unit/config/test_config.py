@@ -395,7 +395,7 @@ def test_the_path_of_a_missing_file_on_windows_is_shown(path: str, is_shown: boo
 def test_a_configuration_in_utf_16_says_how_to_save_it(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("[metrics]", encoding="utf-16")
-    with pytest.raises(ConfigError, match=f"expected UTF-8 text, which is UTF-16: save it with {SAVE}"):
+    with pytest.raises(ConfigError, match=f"expected UTF-8 text, but it is UTF-16: save it with {SAVE}"):
         load(path, {})
 
 
@@ -407,7 +407,7 @@ def test_a_secret_file_that_is_empty_or_not_text_is_an_error(tmp_path: Path) -> 
     for content, expected in (
         (b" \n", f"text in {token}, which is empty"),
         (b"\xff" + SECRET.encode(), f"UTF-8 text in {token}"),
-        (SECRET.encode("utf-16"), f"UTF-8 text in {token}, which is UTF-16: save it with {SAVE}"),
+        (SECRET.encode("utf-16"), f"UTF-8 text in {token}, but it is UTF-16: save it with {SAVE}"),
     ):
         token.write_bytes(content)
         assert faults(tmp_path, webhook(bearer_token_file=token)) == [
