@@ -249,9 +249,12 @@ def _open_store(folder: StateFolder, clock: Clock) -> Store:
 def _listen(address: str) -> socket.socket:
     family, place = socket_address(address)
     try:
-        return socket.create_server(place, family=family)
+        listener = socket.create_server(place, family=family)
     except OSError as error:
         raise UsageError(f"console: {address} cannot be listened on: {error.strerror}") from error
+    # asyncio does it only for a socket that names its protocol, and this one does not.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _server(app: ASGIApp) -> uvicorn.Server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.console import app
 from bridge.console.api import DOCUMENT
+from bridge.console.process import _listen
 from infra.contract.console_api import document
 from tests.support.console import (
     TOKEN,
@@ -66,6 +68,14 @@ def test_every_answer_is_as_the_document_describes(console: RunningConsole, tmp_
     assert done.returncode == 0, done.stdout
     for line in ("Tested: 5", "✅ Examples", "✅ Coverage", "✅ Fuzzing"):
         assert line in done.stdout
+
+
+def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged() -> None:
+    """They are sent apart, and a client that keeps its connection acknowledges 40 ms later."""
+    with _listen("127.0.0.1:0") as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize(
