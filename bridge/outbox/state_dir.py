@@ -24,7 +24,8 @@ LAST_GOOD, LAST_NUMBER = "last-good", "last-number"
 # A larger number is damage; SQLite has room for as many again.
 MAX_NUMBER = 2**62
 # What the name of a damaged file says: its rows are not in a new file yet, or they are.
-DAMAGED_FILE, SALVAGED_FILE, OTHER_VM_FILE = "damaged", "salvaged", "other-vm"
+DAMAGED_FILE, SALVAGED_FILE = "damaged", "salvaged"
+OTHER_VM_FILE = "other-vm"
 
 # Who only looks whether the folder is held holds it for an instant.
 LOCK_TRIES = 5

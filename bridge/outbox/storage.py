@@ -186,7 +186,7 @@ class Storage:
                 with ExitStack() as stack:
                     file = stack.enter_context(closing(Ledger(self._folder.database)))
                     if self._is_unread and self._is_other_vms(file):
-                        self._why_aside, self.file_seq = OTHER_VM_FILE, 0
+                        self._give_up_unread(file)
                         continue
                     with file.transaction():
                         self._take_over(file, is_emptied=is_emptied)
@@ -213,13 +213,16 @@ class Storage:
         self.note_numbers()
 
     def _is_other_vms(self, file: Ledger) -> bool:
-        """Return whether a file is another VM's, a loss that is noted, as far as it and memory know their VM."""
+        """Return whether the file and memory know their VMs, and these are two."""
         was, own = file.vm_id(), self.database.vm_id()
-        if is_other := bool(was and own) and was != own:
-            text = "the state is another VM's (a clone or an image?): moved aside"
-            log.error(text, extra={"was": was, "is": own})
-            self.database.note_losses([Loss(reason=OTHER_VM, count=None)])
-        return is_other
+        return bool(was and own) and was != own
+
+    def _give_up_unread(self, file: Ledger) -> None:
+        """Have another VM's file moved aside, which memory does not have to catch up with, and note a loss."""
+        text = "the state is another VM's (a clone or an image?): moved aside"
+        log.error(text, extra={"was": file.vm_id(), "is": self.database.vm_id()})
+        self.database.note_losses([Loss(reason=OTHER_VM, count=None)])
+        self._why_aside, self.file_seq = OTHER_VM_FILE, 0
 
     def _take_over(self, file: Ledger, *, is_emptied: bool) -> None:
         """Bring into the file what it lacks of damaged files and of memory; note a loss.

@@ -113,9 +113,6 @@ class Run:
         """Have the program ended soon: by SIGTERM or Ctrl-Break, and by force a few seconds later."""
         self._is_stopped = True
 
-    def _finish_and_log(self) -> None:
-        self.finish(is_logged=True)
-
     def finish(self, *, is_logged: bool = False) -> Result:
         """Run the program and wait for its end, which comes before that of this process, as its line in the log."""
         extend_deadline(self._timeout_seconds + KILL_AFTER_SECONDS)
@@ -126,8 +123,8 @@ class Run:
             self.result = Result(error=error.strerror or str(error))
         else:
             self.result = self._wait(group)
-        fault = self.result.fault
         if is_logged:
+            fault = self.result.fault
             log.log(
                 logging.WARNING if fault else logging.INFO,
                 *("%s has ended: %s", self._command[0], fault or "exit code 0"),
@@ -135,6 +132,9 @@ class Run:
             )
         _running.discard(self)
         return self.result
+
+    def _finish_and_log(self) -> None:
+        self.finish(is_logged=True)
 
     def _wait(self, group: Group) -> Result:
         process = group.process

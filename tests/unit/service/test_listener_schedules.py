@@ -269,7 +269,7 @@ def test_no_vm_is_approved_for_others_and_never_too_many_leave_at_once(tmp_path:
     print(json.dumps({"seed": SEED, "schedules": SCHEDULES, "began": began, "posts": posts}))
     assert found == []
     assert began > 3 * SCHEDULES
-    if SCHEDULES >= 100:  # of a few, none may come so far
+    if SCHEDULES >= 10:  # of a few, none may come so far
         assert posts > 0.5 * SCHEDULES
 
 
