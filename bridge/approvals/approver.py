@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from http import HTTPStatus
+from typing import Any
 
 from bridge.approvals.policy import Decision
+from bridge.approvals.state import EventState, Tries
 from bridge.errors import ImdsError
 from bridge.imds.client import CALL_SECONDS, ImdsClient
-from bridge.imds.document import Document, ScheduledEvent, parse_document
+from bridge.imds.document import Document, parse_document
 from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
@@ -24,44 +25,90 @@ log = logging.getLogger(__name__)
 READ_EVERY_SECONDS = 1.0  # one document for all commands together
 FRESH_SECONDS = 2.0  # how old a document may be for a decision
 JUST_READ_SECONDS = 0.3  # how old a document may be for a POST
+EARLY_SECONDS = 0.2  # how long before its POST is possible a document may be read
 PAUSE_SECONDS = 1.0  # after a 429 without Retry-After
 # An event whose POST has failed waits for 1 s, then for 2 s; four times as long as the POST took if that is more.
 AGAIN_SECONDS, AGAIN_FACTOR, AGAIN_LIMIT_SECONDS = 2.0, 4.0, 30.0
 CALLS_PER_SECOND = 3  # of the five that IMDS allows this VM; `forward` needs one or two
 
 
-@dataclass(kw_only=True)
-class _Tries:
-    """The failed POSTs of an event: how many, why, and when the next one is due (monotonic)."""
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The last request for the document.
 
-    error: str
-    next_at: float
-    count: int = 1
+    Attributes:
+        document: None before the first answer, and if there was none.
+        at: when it was asked for, monotonic.
+        error: why there is none.
+        good_time: when there was one last, None for never.
+    """
+
+    document: Document | None = None
+    at: float = -math.inf
+    error: str = ""
+    good_time: datetime | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """When IMDS was called last, the oldest call first, and until when it may not be (monotonic)."""
+
+    calls: tuple[float, ...] = (-math.inf,) * CALLS_PER_SECOND
+    paused_until: float = -math.inf
+    error: str = ""
+
+    @property
+    def call_at(self) -> float:
+        """When IMDS may be called."""
+        return max(self.paused_until, self.calls[0] + 1.0)
+
+    @property
+    def read_at(self) -> float:
+        """When the document may be read so early that its POST is possible soon enough."""
+        return max(self.call_at, self.calls[1] + 1.0 - EARLY_SECONDS)
+
+    def called(self, at: float) -> Budget:
+        """Return the budget after a call."""
+        return replace(self, calls=(*self.calls[1:], at))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posted:
+    """What became of a POST.
+
+    Attributes:
+        decided: the answers, by EventId in lower case.
+        stays: what changes of the events' stays, by EventId in lower case.
+        is_refused: IMDS refused the request, so that none is approved.
+    """
+
+    decided: Mapping[str, Decision] = field(default_factory=dict)
+    stays: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    is_refused: bool = False
+
+
+@dataclass(eq=False)
 class ImdsApprover:
-    """Reads the document and POSTs approvals, for one thread; `last_error` may be read from any."""
+    """Reads the document and POSTs approvals, for one thread; `reading` may be read from any."""
 
-    def __init__(self, imds: ImdsClient, *, clock: Clock) -> None:
-        self._imds = imds
-        self._clock = clock
-        self._document: Document | None = None
-        self.read_at = self._wanted_at = -math.inf
-        self._errors = {"document": "", "POST": ""}
-        self._tries: dict[str, _Tries] = {}  # by EventId in lower case
-        self._calls: deque[float] = deque(maxlen=CALLS_PER_SECOND)
-        self._paused_until = -math.inf
-        self._is_failing = False  # as the log says
-        self.good_time: datetime | None = None
+    imds: ImdsClient
+    _: KW_ONLY
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self.reading = Reading()
+        self._budget = Budget()
+        self._wanted_at = -math.inf
 
     def document(self) -> Document | None:
         """Return a document of the last two seconds; None while IMDS cannot be asked or does not answer."""
-        now = self._clock.monotonic()
-        is_due = now - self.read_at >= READ_EVERY_SECONDS
-        if (is_due or self.newer_in_seconds == 0) and self.may_call():
-            self.read_at, self._document = now, self._read()
-        self._log_change()
-        return self._document if now - self.read_at < FRESH_SECONDS else None
+        now = self.clock.monotonic()
+        # What a command waits for is read when it can be POSTed, not by a poll that would use up the call.
+        every_seconds = FRESH_SECONDS if self.reading.at < self._wanted_at else READ_EVERY_SECONDS
+        is_due = now - self.reading.at >= every_seconds or self.newer_in_seconds == 0
+        if is_due and self.may_call():
+            self.reading = self._read(now)
+        return self.reading.document if now - self.reading.at < FRESH_SECONDS else None
 
     def want_newer(self, than: float) -> None:
         """Have the document read again, if it was read before that instant, as soon as a call is to spare."""
@@ -69,118 +116,115 @@ class ImdsApprover:
 
     def is_just_read(self, since: float) -> bool:
         """Return whether the last document is young enough for a POST, and was read at that instant or later."""
-        return self.read_at >= since and self._clock.monotonic() - self.read_at < JUST_READ_SECONDS
+        return self.reading.at >= since and self.clock.monotonic() - self.reading.at < JUST_READ_SECONDS
 
     @property
     def newer_in_seconds(self) -> float:
         """How long until the document that is wanted may be read, with a call left for its POST; inf for none."""
-        if self.read_at >= self._wanted_at:
+        if self.reading.at >= self._wanted_at:
             return math.inf
-        now = self._clock.monotonic()
-        calls = [-math.inf] * CALLS_PER_SECOND + [*self._calls]
-        return max(0.0, self._paused_until - now, calls[1 - CALLS_PER_SECOND] + 1.0 - now)
+        return max(0.0, self._budget.read_at - self.clock.monotonic())
 
-    def _read(self) -> Document | None:
+    @property
+    def call_in_seconds(self) -> float:
+        """How long until IMDS may be called again; inf if it may be now."""
+        left_seconds = self._budget.call_at - self.clock.monotonic()
+        return left_seconds if left_seconds > 0 else math.inf
+
+    def _read(self, now: float) -> Reading:
+        last = replace(self.reading, document=None, at=now)
         try:
-            document = parse_document(self._imds.document())
+            document = parse_document(self.imds.document())
         except (ImdsError, ValueError) as error:
-            self._note_result("document", error)
-            return None
-        self._note_result("document", None)
-        self.good_time = self._clock.now()
-        return document
+            self._pause(error)
+            if not self.reading.error:
+                log.warning("commands wait for IMDS: %s", error)
+            return replace(last, error=str(error))
+        if self.reading.error:
+            log.info("IMDS answers again; waiting commands go on")
+        return replace(last, document=document, error="", good_time=self.clock.now())
 
     def may_call(self) -> bool:
         """Return whether IMDS may be called now, by its limit and its pauses, and count the call."""
-        now = self._clock.monotonic()
-        is_over = len(self._calls) == CALLS_PER_SECOND and now - self._calls[0] < 1.0
-        if is_over or now < self._paused_until:
+        now = self.clock.monotonic()
+        if now < self._budget.call_at:
             return False
-        self._calls.append(now)
+        self._budget = self._budget.called(now)
         return True
 
-    @property
-    def last_error(self) -> str:
-        """The last error of IMDS that has not been followed by a good answer, "" if there is none."""
-        errors = [*self._errors.values(), *(tries.error for tries in self._tries.values())]
-        return next((error for error in errors if error), "")
+    def last_error(self, events: Iterable[EventState]) -> str:
+        """Return the last error of IMDS that has not been followed by a good answer, "" if there is none."""
+        tried = (one.stay.tries.error for one in events if one.stay.tries)
+        return next(filter(None, (self.reading.error, self._budget.error, *tried)), "")
 
-    def _note_result(self, call: str, error: Exception | None) -> None:
-        """Remember how a kind of call went; a 429 pauses all calls."""
-        self._errors[call] = "" if error is None else str(error)
+    def _pause(self, error: Exception) -> None:
+        """Leave IMDS alone for as long as it asks; a 429 pauses all calls."""
         if isinstance(error, ImdsError):
             pause = error.retry_after_seconds or 0.0
             if error.status == HTTPStatus.TOO_MANY_REQUESTS:
                 pause = max(PAUSE_SECONDS, pause)
-            self._paused_until = self._clock.monotonic() + pause
+            self._budget = replace(self._budget, paused_until=self.clock.monotonic() + pause)
 
-    def _log_change(self) -> None:
-        was_failing, self._is_failing = self._is_failing, bool(self.last_error)
-        if self._is_failing and not was_failing:
-            log.warning("commands wait for IMDS: %s", self.last_error)
-        elif was_failing and not self._is_failing:
-            log.info("IMDS answers again; waiting commands go on")
-
-    def choose(self, new: Mapping[str, ScheduledEvent]) -> list[ScheduledEvent]:
-        """Choose the events of the next POST: all that were never tried, else one that is due again."""
-        self._tries = {key: tries for key, tries in self._tries.items() if key in new}
-        untried = [event for key, event in new.items() if key not in self._tries]
-        key = min(self._tries, key=lambda key: self._tries[key].next_at, default="")
-        is_due = key and self._tries[key].next_at <= self._clock.monotonic()
-        return untried or ([new[key]] if is_due else [])
-
-    def post(self, events: Sequence[ScheduledEvent]) -> tuple[dict[str, Decision], bool]:
-        """POST the approval of events.
-
-        Returns:
-            What is decided, by EventId in lower case, and whether IMDS refused the request, so that none is approved.
-        """
-        began = self._clock.monotonic()
+    def post(self, events: Sequence[EventState]) -> Posted:
+        """POST the approval of events."""
+        began = self.clock.monotonic()
+        self._budget = replace(self._budget, error="")
         try:
             self._approve(events)
         except ImdsError as error:
-            decided, is_refused = self._refused(events, error, self._clock.monotonic() - began)
-        else:
-            decided = {one.key: Decision(outcome="accepted", reason="approved", event=one) for one in events}
-            is_refused = False
-        for key in decided:
-            self._tries.pop(key, None)
-            self._errors["POST"] = ""
-        return decided, is_refused
+            log.warning("the POST has failed: %s", error)
+            return self._failed(events, error, self.clock.monotonic() - began)
+        accepted = Decision(outcome="accepted", reason="approved")
+        now = {"approved_at": self.clock.now(), "is_settled": True, "tries": None}
+        return Posted(
+            decided={one.event.key: replace(accepted, event=one.event) for one in events},
+            stays={one.event.key: now for one in events},
+        )
 
-    def _refused(
-        self, events: Sequence[ScheduledEvent], error: ImdsError, took_seconds: float
-    ) -> tuple[dict[str, Decision], bool]:
+    def _failed(self, events: Sequence[EventState], error: ImdsError, took_seconds: float) -> Posted:
         is_refused = error.status is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
         if error.status == HTTPStatus.TOO_MANY_REQUESTS:
-            self._note_result("POST", error)
-        elif error.status == HTTPStatus.BAD_REQUEST and len(events) == 1:  # a retry cannot help
-            detail = str(error)
-            refused = Decision(outcome="failed", reason="imds_refused", detail=detail, event=events[0])
-            return {events[0].key: refused}, True
-        else:
-            self._note_failure(events, error, took_seconds)
-        return {}, is_refused
+            self._pause(error)
+            self._budget = replace(self._budget, error=str(error))
+            return Posted(is_refused=True)
+        if error.status == HTTPStatus.BAD_REQUEST and len(events) == 1:  # a retry cannot help
+            event, stay = events[0].event, {"is_settled": True, "tries": None}
+            refused = Decision(outcome="failed", reason="imds_refused", detail=str(error), event=event)
+            return Posted(decided={event.key: refused}, stays={event.key: stay}, is_refused=True)
+        tries = (self._tried(one, error, took_seconds, len(events)) for one in events)
+        stays = {one.event.key: {"tries": new} for one, new in zip(events, tries, strict=True)}
+        return Posted(stays=stays, is_refused=is_refused)
 
-    def _note_failure(self, events: Sequence[ScheduledEvent], error: ImdsError, took_seconds: float) -> None:
-        """Have each event tried alone from now on: at once after a POST of several, else after a while."""
-        self._errors["POST"] = ""
-        for event in events:
-            count = self._tries[event.key].count + 1 if event.key in self._tries else 1
-            wait_seconds = max(
-                *(min(AGAIN_SECONDS, count), AGAIN_FACTOR * took_seconds, error.retry_after_seconds or 0.0)
-            )
-            next_at = self._clock.monotonic() + min(AGAIN_LIMIT_SECONDS, wait_seconds) * (len(events) == 1)
-            self._tries[event.key] = _Tries(error=str(error), count=count, next_at=next_at)
+    def _tried(self, one: EventState, error: ImdsError, took_seconds: float, together: int) -> Tries:
+        """Have an event tried alone from now on: at once after a POST of several, else after a while."""
+        count = one.stay.tries.count + 1 if one.stay.tries else 1
+        wait_seconds = max(
+            min(AGAIN_SECONDS, count), AGAIN_FACTOR * took_seconds, error.retry_after_seconds or 0.0
+        )
+        wait_seconds = min(AGAIN_LIMIT_SECONDS, wait_seconds) * (together == 1)
+        return Tries(error=str(error), count=count, next_at=self.clock.monotonic() + wait_seconds)
 
-    def _approve(self, events: Sequence[ScheduledEvent]) -> None:
-        incarnation = self._document.raw.get("DocumentIncarnation") if self._document else None
-        for event in events:
+    def _approve(self, events: Sequence[EventState]) -> None:
+        document = self.reading.document
+        for event in (one.event for one in events):
             names = ", ".join(event.resources)
             log.info(
                 "approving %s of %s", event.raw.get("EventType"), names, extra={"event_id": event.event_id}
             )
-        tries = self._tries.get(events[0].key)
+        tries = events[0].stay.tries
         limit_seconds = min(CALL_SECONDS, 2.0**tries.count) if tries else CALL_SECONDS
-        event_ids = [event.event_id for event in events]
-        self._imds.approve(event_ids, incarnation=incarnation, limit_seconds=limit_seconds)
+        event_ids = [one.event.event_id for one in events]
+        incarnation = document.raw.get("DocumentIncarnation") if document else None
+        self.imds.approve(event_ids, incarnation=incarnation, limit_seconds=limit_seconds)
+
+
+def choose(wanted: Iterable[EventState], at: float) -> list[EventState]:
+    """Choose the events of the next POST: all that were never tried, else one that is due again at an instant."""
+    untried, tried = list[EventState](), list[tuple[float, EventState]]()
+    for one in wanted:
+        if one.stay.tries:
+            tried.append((one.stay.tries.next_at, one))
+        else:
+            untried.append(one)
+    next_at, first = min(tried, key=lambda pair: pair[0], default=(math.inf, None))
+    return untried or ([first] if first and next_at <= at else [])

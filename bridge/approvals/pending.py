@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.approvals.command import Command
@@ -18,7 +18,7 @@ REJECTED_RECEIPTS_PER_MINUTE = 100  # as many as one command may have EventIds
 MINUTE_SECONDS = 60.0
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Pending:
     """A command that is not fully decided yet, with every message that carried it.
 
@@ -30,9 +30,8 @@ class Pending:
         grace_from: when the broker accepted it, monotonic; an unknown event may appear for a while from then on.
         messages: what has to be settled once the command is decided.
         may_have_waited: it may have been sent long before this process received it.
-        is_auto: an auto rule made it; there is no message.
         intended: for each open EventId that may have been POSTed, in lower case, the id of the stay that was judged,
-            which stands for one content.
+            which stands for one content, and since when, in steady seconds.
         receipts: of the answered EventIds, in lower case, as published; "" for a rejection without one.
         unanswered: a rejection that has no receipt, of which there were too many.
         judged_by: when the document was read by which it was judged last and has to wait, monotonic.
@@ -41,11 +40,10 @@ class Pending:
     command: Command
     arrived_at: float
     grace_from: float
-    messages: list[ReceivedMessage] = field(default_factory=list)
+    messages: tuple[ReceivedMessage, ...] = ()
     may_have_waited: bool = False
-    is_auto: bool = False
-    intended: dict[str, str] = field(default_factory=dict)
-    receipts: dict[str, str] = field(default_factory=dict)
+    intended: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    receipts: Mapping[str, str] = field(default_factory=dict)
     unanswered: Decision | None = None
     judged_by: float = -math.inf
 
@@ -60,15 +58,20 @@ class Pending:
         receipts = {key: receipt for key, receipt in self.receipts.items() if receipt}
         return {"receipts": receipts, "intended": dict(self.intended)}
 
-    def continue_from(self, record: Mapping[str, Any] | None) -> None:
-        """Take over what an earlier process, or an earlier delivery, has recorded."""
-        if record:
-            self.receipts, self.intended = dict(record["receipts"]), dict(record["intended"])
+    def continued(self, record: Mapping[str, Any] | None) -> Pending:
+        """Return the command with what an earlier process, or an earlier delivery, has recorded."""
+        if not record:
+            return self
+        # the version before stored the stay alone, which no event has now
+        intended = {
+            key: one if isinstance(one, list) else (one, 0.0) for key, one in record["intended"].items()
+        }
+        return replace(self, receipts=record["receipts"], intended=intended)
 
-    def add(self, message: ReceivedMessage) -> None:
-        """Add another message with the same command, or the same message again: its last delivery is settled."""
+    def with_message(self, message: ReceivedMessage) -> Pending:
+        """Return the command with another message, or the same one again: its last delivery is settled."""
         others = [one for one in self.messages if one.sequence_number != message.sequence_number]
-        self.messages = [*others, message]
+        return replace(self, messages=(*others, message))
 
 
 class MinuteLimit:

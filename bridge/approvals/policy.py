@@ -56,7 +56,7 @@ def not_recorded(event: ScheduledEvent | None) -> Decision:
 def unknown_outcome(decision: Decision) -> Decision:
     """Return the decision for an event that was POSTed, and that the policy does not allow any more."""
     detail = f"it was POSTed to IMDS and the outcome is not known; it is not POSTed again: {decision.detail}"
-    return replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
+    return replace(decision, outcome="failed", reason="unknown_outcome", detail=detail)
 
 
 def already_approved(event: ScheduledEvent) -> Decision:

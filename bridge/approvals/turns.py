@@ -6,17 +6,19 @@ Every VM of a group reads the same document, and so comes to the same order with
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, takewhile
 
 from bridge.approvals.policy import TERMINATE, has_readable_resources
+from bridge.approvals.state import EventState
 from bridge.config.approvals import AutoSettings
-from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, fold_name
+from bridge.imds.document import STARTED, ScheduledEvent, fold_name
 
 # How long an event has to be next: other VMs read the same document up to 2 s earlier or later.
 SETTLE_SECONDS = 5.0
-END_BEFORE_SECONDS = 10.0  # how long before NotBefore a program gets SIGTERM; SIGKILL follows 5 s later
+SPARE_SECONDS = 10.0  # what a program that starts at its deadline has to spare
 _ALWAYS, _NEVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
@@ -37,87 +39,91 @@ def deadline(event: ScheduledEvent, rule: AutoSettings) -> datetime:
         return _NEVER
     if event.not_before is None:
         return _ALWAYS
-    return event.not_before - timedelta(seconds=rule.run_timeout_seconds + END_BEFORE_SECONDS)
+    return event.not_before - timedelta(seconds=rule.run_timeout_seconds + SPARE_SECONDS)
 
 
-class Turns:
-    """Which events hold a turn; for one thread.
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Who goes when, by one document.
 
-    Args:
-        held: the EventIds in lower case that held one when the process stopped.
+    Attributes:
+        taken: events that have started or hold a turn.
+        waiting: for each rule the events that wait for their turn, the next one first.
+        beside: for each rule those that may leave soon without one: they are next, or past their deadline.
     """
 
-    def __init__(self, held: Iterable[str] = ()) -> None:
-        self.held = set(held)
-        self._next_since: dict[str, float] = {}
-        self._waiting: dict[AutoSettings, list[ScheduledEvent]] = {}
-        self._taken: list[ScheduledEvent] = []
-        self._late: dict[AutoSettings, list[ScheduledEvent]] = {}
+    taken: Sequence[ScheduledEvent]
+    waiting: Mapping[AutoSettings, Sequence[EventState]]
+    beside: Mapping[AutoSettings, Sequence[ScheduledEvent]]
 
-    def update(
-        self, document: Document, rules: Mapping[str, AutoSettings | None], *, now: datetime, at: float
-    ) -> bool:
-        """Give turns by a new document; a turn is kept while its EventId is in the document.
-
-        Args:
-            document: the new one.
-            rules: which rule matches each Scheduled event, by EventId in lower case, whatever VMs it names.
-            now: the time of day, for deadlines.
-            at: when the document was read, monotonic.
-
-        Returns:
-            Whether `held` has changed.
-        """
-        before, events = self.held, [event for event in document.events.values() if takes_turns(event)]
-        self.held = {key for key in before if key in document.events}
-        waiting: dict[AutoSettings, list[ScheduledEvent]] = defaultdict(list)
-        for event in sorted(events, key=lambda event: (event.not_before or _ALWAYS, event.key)):
-            rule = rules.get(event.key)
-            if rule and rule.max_unavailable and event.status == SCHEDULED and event.key not in self.held:
-                waiting[rule].append(event)
-        next_ones = self._next(events, waiting)
-        self._next_since = {key: self._next_since.get(key, at) for key in next_ones}
-        self.held |= {key for key, since in self._next_since.items() if at - since >= SETTLE_SECONDS}
-        self._taken = self._take(events)
-        self._waiting = {
-            rule: [event for event in line if event.key not in self.held] for rule, line in waiting.items()
-        }
-        self._late = {  # or next: another VM may have given the turn a second or two before
-            rule: [event for event in line if event.key in self._next_since or deadline(event, rule) <= now]
-            for rule, line in self._waiting.items()
-        }
-        return self.held != before
-
-    def _take(self, events: Iterable[ScheduledEvent]) -> list[ScheduledEvent]:
-        return [event for event in events if event.status == STARTED or event.key in self.held]
-
-    def _next(
-        self, events: Iterable[ScheduledEvent], waiting: Mapping[AutoSettings, list[ScheduledEvent]]
-    ) -> list[str]:
-        """Return the waiting events that may go, as far as this document shows."""
-        found = []
-        for rule, line in waiting.items():
-            ahead = set().union(*map(vms_of, self._take(events)))
-            for event in line:
-                own = vms_of(event)
-                if _have_room(own, ahead, rule):
-                    found.append(event.key)
-                ahead |= own
-        return found
-
-    def first_ahead(self, event: ScheduledEvent, rule: AutoSettings) -> ScheduledEvent | None:
+    def first_ahead(self, one: EventState, rule: AutoSettings) -> ScheduledEvent | None:
         """Return an event that a waiting one waits for; None if it only has to settle."""
-        if event.key in self._next_since:
+        if one.next_since is not None:
             return None
-        ahead = takewhile(lambda one: one.key != event.key, self._waiting.get(rule, ()))
-        return _first_other(event, chain(self._taken, ahead))
+        ahead = takewhile(lambda other: other.event.key != one.event.key, self.waiting.get(rule, ()))
+        return _first_other(one.event, chain(self.taken, (other.event for other in ahead)))
 
     def first_beside(self, event: ScheduledEvent, rule: AutoSettings) -> ScheduledEvent | None:
         """Return an event beside which an approval would be one too many; None if it may be approved."""
-        beside = [*self._taken, *self._late.get(rule, ())]
+        beside = [*self.taken, *self.beside.get(rule, ())]
         if _have_room(vms_of(event), set().union(*map(vms_of, beside)), rule):
             return None
         return _first_other(event, beside)
+
+
+def give_turns(
+    events: Mapping[str, EventState], *, now: datetime, at: float
+) -> tuple[dict[str, EventState], Order]:
+    """Give turns by a new document; a turn is kept while its EventId is in the document, or may come back.
+
+    Args:
+        events: by EventId in lower case, each with the rule that matches it, whatever VMs it names.
+        now: the time of day, for deadlines.
+        at: when the document was read, monotonic.
+
+    Returns:
+        The events, some of which have a turn now, and the order that follows from that.
+    """
+    counted = [one for one in events.values() if takes_turns(one.event)]
+    waiting: dict[AutoSettings, list[EventState]] = defaultdict(list)
+    for one in sorted(counted, key=lambda one: (one.event.not_before or _ALWAYS, one.event.key)):
+        if one.rule and one.rule.max_unavailable and one.is_scheduled and not one.has_turn:
+            waiting[one.rule].append(one)
+    next_ones = set(_next(_taken(counted), waiting))
+    given = dict(events)
+    for key, one in events.items():
+        next_since = (at if one.next_since is None else one.next_since) if key in next_ones else None
+        has_turn = one.has_turn or (next_since is not None and at - next_since >= SETTLE_SECONDS)
+        if (next_since, has_turn) != (one.next_since, one.has_turn):
+            given[key] = replace(one, next_since=next_since, has_turn=has_turn)
+    left = {
+        rule: [one for known in line if not (one := given[known.event.key]).has_turn]
+        for rule, line in waiting.items()
+    }
+    beside = {  # another VM may have given the turn a second or two before
+        rule: [one.event for one in line if one.next_since is not None or deadline(one.event, rule) <= now]
+        for rule, line in left.items()
+    }
+    taken = _taken(one for one in given.values() if takes_turns(one.event))
+    return given, Order(taken=taken, waiting=left, beside=beside)
+
+
+def _taken(counted: Iterable[EventState]) -> list[ScheduledEvent]:
+    return [one.event for one in counted if one.event.status == STARTED or one.has_turn]
+
+
+def _next(
+    taken: Iterable[ScheduledEvent], waiting: Mapping[AutoSettings, Sequence[EventState]]
+) -> Iterator[str]:
+    """Yield the waiting events that may go, as far as this document shows."""
+    gone = set().union(*map(vms_of, taken))
+    for rule, line in waiting.items():
+        ahead = set(gone)
+        for one in line:
+            own = vms_of(one.event)
+            if _have_room(own, ahead, rule):
+                yield one.event.key
+            ahead |= own
 
 
 def _have_room(own: set[str], others: set[str], rule: AutoSettings) -> bool:

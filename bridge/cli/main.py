@@ -46,6 +46,7 @@ COMMANDS = {
     "relay": ("bridge.cli.run:relay", "receive a fleet's events and send each once, whichever VM saw it"),
     "console": ("bridge.cli.run:console", "show a fleet's events on one web page"),
     "approve": ("bridge.cli.approve:configure", "send an approve command to a VM's listener"),
+    "recover": ("bridge.cli.recover:configure", "have a VM put back to work, or say that a person did it"),
     "check": ("bridge.cli.check:configure", "try the configuration, IMDS and every sink"),
     "render": ("bridge.cli.render:configure", "show what a sink would send, for a sample of each event type"),
     "status": ("bridge.cli.status:configure", "show the document, countdowns and the state of each sink"),

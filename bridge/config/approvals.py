@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from bridge.config.base import Fault, Secret, Settings
 from bridge.config.bus import ReceiverSettings
@@ -29,6 +29,7 @@ _COMPARED = {
     "max_notice_seconds": "NotBefore",
 }
 
+TURNS_TIMEOUT_SECONDS = 300.0
 _NOT_EMPTY: Any = Field(default=(), json_schema_extra={"minItems": 1})
 
 
@@ -74,18 +75,36 @@ class AutoSettings(RuleSettings):
     run: Program = ()
     """A program that prepares the VM: it has to end with exit code 0 before the event is approved. Example:
     `["/usr/local/bin/drain"]`."""
+    recover: Program = ()
+    """A program that puts the VM back to work once no event is left that `run` was started for; it is repeated
+    until it ends with exit code 0. Example: `["/usr/local/bin/recover"]`."""
     run_timeout_seconds: RunSeconds = 600.0
-    """How long the program may run, at most until 10 s before NotBefore; then as for a sink of kind exec. Example:
-    `300`."""
+    """How long each of both may run; then as for a sink of kind exec. With `max_unavailable` the default is 300.
+    Example: `240`."""
     max_unavailable: int | None = Field(default=None, ge=1)
     """How many VMs of the document may be prepared or approved early at once; later events wait for their turn, at
     most until their program has just enough time. Without it, there is no limit. Example: `1`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_time_for_turns(cls, given: Any) -> Any:
+        """Leave events that take turns most of the 900 s of notice that they usually have."""
+        has_turns = isinstance(given, dict) and given.get("max_unavailable")
+        return {"run_timeout_seconds": TURNS_TIMEOUT_SECONDS, **given} if has_turns else given
+
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield a program that has nothing to put back."""
+        yield from super().find_faults()
+        if self.recover and not self.run:
+            yield "recover", "given, expected only with run"
+
     def warnings(self) -> Iterator[str]:
-        """Yield with which values events hardly wait for their turn."""
+        """Yield with which values events hardly wait for their turn, and what puts nothing back."""
+        if self.run and not self.recover:
+            yield "run: given without recover: once the event is over, nothing puts the VM back to work"
         if not self.run or not self.max_unavailable:
             return
-        if self.run_timeout_seconds > 300:  # noqa: PLR2004 - of the 900 s of notice that most events have
+        if self.run_timeout_seconds > TURNS_TIMEOUT_SECONDS:
             yield (
                 f"run_timeout_seconds: given {self.run_timeout_seconds:g}, expected at most 300 with "
                 "max_unavailable: later, programs start without a turn, as there is just enough time left"
@@ -132,6 +151,17 @@ class ApprovalSettings(ReceiverSettings):
     """What commands may approve."""
     auto: tuple[AutoSettings, ...] = ()
     """Rules by which events are approved without a command."""
+
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield rules that run the same program and put it back in different ways."""
+        yield from super().find_faults()
+        known: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for number, rule in enumerate(self.auto):
+            other = known.setdefault(rule.run, rule.recover)
+            if rule.run and other != rule.recover:
+                given, expected = (list(one) or "none" for one in (rule.recover, other))
+                text = f"given {given}, expected {expected}, as the rule before it with the same run"
+                yield f"auto[{number}].recover", text
 
     @property
     def has_bus(self) -> bool:

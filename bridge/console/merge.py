@@ -77,13 +77,14 @@ class ScheduledEvent:
 
 
 PREPARED = "approval.prepared"
+RECEIPTS = ("approval.accepted", "approval.rejected", "approval.failed")
 
 
 def merge(reports: Iterable[Report]) -> ScheduledEvent | None:
     """Merge all reports of one EventId; None if there is no change that is known here."""
     ordered = sorted(reports, key=lambda report: report.at)
     about = [report for report in ordered if report.kind.startswith("approval.")]
-    receipts = [report for report in about if report.kind != PREPARED]
+    receipts = [report for report in about if report.kind in RECEIPTS]
     changes = [report for report in ordered if report.kind in _ORDER]
     changes.sort(key=lambda change: (change.at, _ORDER.index(change.kind)))
     if not changes:

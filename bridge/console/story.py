@@ -28,6 +28,8 @@ _TITLES = {
     "approval.rejected": "Approval rejected",
     "approval.failed": "Approval failed",
     PREPARED: "Prepared",
+    "approval.recovered": "Back at work",
+    "approval.outofwork": "Out of work",
 }
 Line = tuple[str | float, ...]  # texts, and times in seconds since 1970
 _SHOWN_CHANGES = ("NotBefore", "Resources", "DurationInSeconds", "Description", "EventStatus", "EventType")
@@ -186,7 +188,7 @@ def _step(report: ReportRow) -> Step | None:
         return None
     data = report.data
     is_receipt = kind.startswith("approval.")
-    if kind == PREPARED:
+    if kind in (PREPARED, "approval.recovered"):
         took = data.get("DurationSeconds")
         texts = [f"The program took {format_duration(took)}"] if isinstance(took, int | float) else []
     else:

@@ -73,7 +73,7 @@ _REPORTS = """
 SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id <> ''
     AND kind LIKE 'scheduledevent.%' ORDER BY at DESC, key LIMIT ?2)
 UNION ALL SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id <> ''
-    AND kind LIKE 'approval.%' ORDER BY at DESC, key LIMIT 1)
+    AND kind IN ('approval.accepted', 'approval.rejected', 'approval.failed') ORDER BY at DESC, key LIMIT 1)
 """
 # What was reported about an EventId stays as long as its last change, or what is still to come, is not too old.
 _TOO_OLD = """

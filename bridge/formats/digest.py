@@ -22,7 +22,7 @@ from bridge.runtime.text import truncate
 DIGEST_BYTES = 20_000
 MAX_LINES = 40  # Slack takes 50 blocks
 LINE_LENGTH = 200
-_PREPARED = "approval.prepared"
+_PREPARED, _RECOVERED = "approval.prepared", "approval.recovered"
 _STATES = {
     "scheduled": SCHEDULED,
     "started": "has started",
@@ -90,8 +90,9 @@ def summarize(
     for number, event in enumerate(events):
         view = EventView(event, now=now, zone=zone)
         found.setdefault(view.event_id.lower() or f"#{number}", []).append(view)
-    # That a VM is prepared does not change what happens and when.
-    newest = [([one for one in all_ if one.kind != _PREPARED] or all_)[-1] for all_ in found.values()]
+    # That a VM is prepared, or back at work, does not change what happens and when.
+    of_vm = (_PREPARED, _RECOVERED)
+    newest = [([one for one in all_ if one.kind not in of_vm] or all_)[-1] for all_ in found.values()]
     messages = [notice(view.event, now=now, zone=zone) for view in newest]
     states = sorted(zip(messages, newest, found.values(), strict=True), key=_urgency)
     first = states[0][0]
@@ -123,8 +124,10 @@ def _counts(views: Sequence[EventView]) -> Iterator[str]:
 def _counted(view: EventView) -> tuple[str, str]:
     """Return what a headline counts together: a noun, and what is said of it."""
     family, _, kind = view.kind.partition(".")
-    if family == "approval" and kind != "prepared":
+    if family == "approval" and kind in ("accepted", "rejected", "failed"):
         return family, kind
+    if kind in ("recovered", "outofwork") and family == "approval":
+        return "VM", "is back at work" if kind == "recovered" else "is out of work"
     if family not in ("scheduledevent", "approval"):
         return "other message", ""
     state = view.status if kind == "updated" else kind

@@ -85,8 +85,10 @@ _REASONS = {
     "already_started": "the event has already started",
     "other_vm": "the event does not affect this VM",
     "denied": "the policy does not allow it",
+    "not_prepared": "the VM is not prepared",
     "imds_refused": "IMDS refused it",
     "imds_unavailable": "IMDS did not answer",
+    "unknown_outcome": "IMDS's answer was lost",
     "approved": "",
     "already_approved": "it had been approved before",
 }
@@ -429,6 +431,17 @@ def _describe_prepared(view: EventView) -> Message:
     return _message("good", view.title(f"{view.short_vm} is prepared: {_noun(view)}", ""), fields=fields)
 
 
+def _describe_of_work(view: EventView) -> Message:
+    """Say that a VM is back at work, or that it is not."""
+    since, noun = instant_of(view.data.get("Since")), f" after {_noun(view)}" if view.event_type else ""
+    fields = [view.field("Out of work since", since)] if since else []
+    if view.kind == "approval.recovered":
+        return _message("good", f"{view.short_vm} is back at work{noun}", fields=fields)
+    fields += view.fields({"Detail": view.get("Detail")})
+    what_to_do = "`imds-bridge status --role listen` on the VM says what it waits for."
+    return _message("attention", f"{view.short_vm} is still out of work{noun}", what_to_do, fields=fields)
+
+
 def _receipt_fields(view: EventView) -> Iterator[Field]:
     command = object_of(view.data.get("Command"))
     yield from view.fields(
@@ -516,6 +529,8 @@ _DESCRIPTIONS: dict[str, Callable[[EventView], Message]] = {
     "scheduledevent": _describe_scheduled_event,
     "approval": _describe_receipt,
     "approval.prepared": _describe_prepared,
+    "approval.recovered": _describe_of_work,
+    "approval.outofwork": _describe_of_work,
     "imds.unreachable": _describe_unreachable,
     "imds.recovered": _describe_recovered,
     "bridge.heartbeat": _describe_heartbeat,

@@ -31,6 +31,8 @@ ACTIONS: Mapping[str, Action] = {
     "scheduledevent.canceled": "resolve",
     "scheduledevent.ended": "resolve",
     "approval.accepted": "acknowledge",
+    "approval.outofwork": "trigger",
+    "approval.recovered": "resolve",
     "imds.unreachable": "trigger",
     "imds.recovered": "resolve",
     "bridge.test": "trigger",
@@ -46,6 +48,8 @@ _SEVERITIES = {
 _OWN_ALERTS = {
     "imds.unreachable": ("watch", "error"),
     "imds.recovered": ("watch", "error"),
+    "approval.outofwork": ("out-of-work", "error"),
+    "approval.recovered": ("out-of-work", "error"),
     "bridge.test": ("test", "info"),
 }
 
@@ -68,7 +72,11 @@ class PagerDutySettings(ChatSettings):
     url: Secret = Secret("https://events.pagerduty.com/v2/enqueue")
     routing_key: Annotated[Secret, check_routing_key]
     """The integration key of an Events v2 integration. Example: `"0123456789abcdef0123456789abcdef"`."""
-    types: tuple[Pattern, ...] = ("io.imdsbridge.scheduledevent.*",)
+    types: tuple[Pattern, ...] = (
+        "io.imdsbridge.scheduledevent.*",
+        "io.imdsbridge.approval.outofwork.v1",
+        "io.imdsbridge.approval.recovered.v1",
+    )
     max_per_second: Rate | None = 2.0
 
 

@@ -170,6 +170,12 @@ def move(folder: StateFolder, sink: str, target: str) -> int:
     return _change(folder, "move-waiting", rows)
 
 
+def ask(folder: StateFolder, key: str, value: str) -> None:
+    """Leave a record of the kind STATE for the process, which looks for it."""
+    with _open(folder, "write") as database, database.transaction():
+        database.save_record(STATE, key, value)
+
+
 def _change(folder: StateFolder, statement: str, rows: Sequence[tuple[Any, ...]]) -> int:
     changed = 0
     with _open(folder, "write") as database:

@@ -14,11 +14,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from bridge.runtime.text import one_line, printable
 from bridge.runtime.threads import extend_deadline, start_thread
+from bridge.runtime.time import parse_iso
 
 if sys.platform == "win32":
     from bridge.runtime.windows import Group, may_anyone_change
@@ -99,7 +101,7 @@ class Run:
         self.result: Result | None = None
         self._command = command
         self._body = body
-        self._environment = environment(data)
+        self._environment = environment(data, timeout_seconds)
         self._timeout_seconds = timeout_seconds
         self._output = b""
         self._ended_by = ""
@@ -187,14 +189,23 @@ def _write(stdin: IO[bytes], body: bytes) -> None:
         stdin.write(body)
 
 
-def environment(data: Mapping[str, Any]) -> dict[str, str]:
-    """Return a program's environment: little of this process's, and what it is most likely to need of an event."""
-    resources = data.get("Resources")
+def environment(data: Mapping[str, Any], timeout_seconds: float) -> dict[str, str]:
+    """Return a program's environment: little of this process's, and what it is most likely to need of an event.
+
+    Args:
+        data: of the event.
+        timeout_seconds: when the program is ended; less is left until an event that is announced starts.
+    """
+    resources, starts_at = data.get("Resources"), parse_iso(data.get("NotBeforeUtc"))
+    if starts_at and data.get("EventStatus") == "Scheduled":
+        left_seconds = (starts_at - datetime.now(UTC)).total_seconds()
+        timeout_seconds = max(0.0, min(timeout_seconds, left_seconds))
     values = {
         "EVENT_ID": data.get("EventId"),
         "EVENT_TYPE": data.get("EventType"),
         "EVENT_STATUS": data.get("EventStatus"),
         "NOT_BEFORE": data.get("NotBeforeUtc"),
+        "SECONDS_LEFT": str(int(timeout_seconds)),
         "RESOURCES": ",".join(map(str, resources)) if isinstance(resources, list) else "",
     }
     inherited = {

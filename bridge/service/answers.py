@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
+from bridge.approvals.auto import Rules
 from bridge.approvals.command import Command
 from bridge.approvals.pending import (
     REFUSED_RECEIPTS_PER_MINUTE,
@@ -16,12 +18,14 @@ from bridge.approvals.pending import (
     MinuteLimit,
 )
 from bridge.approvals.policy import Decision, rejected
+from bridge.approvals.state import Owed, Program, State
+from bridge.approvals.step import load_state
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.events.envelope import read_event
 from bridge.events.model import CloudEvent, StoredEvent, structured
 from bridge.imds.diff import Change
 from bridge.imds.document import Document, ScheduledEvent
-from bridge.outbox.rows import DONE
+from bridge.outbox.rows import DONE, OWED, REQUEST, STATE
 from bridge.runtime.json import Json
 from bridge.runtime.text import printable
 from bridge.runtime.time import iso_utc
@@ -30,8 +34,10 @@ from bridge.service.parts import Parts
 log = logging.getLogger(__name__)
 
 # Kinds of records; those of a dry run must not count later.
-COMMAND, DRY_COMMAND, STAY = "command", "dry-command", "stay"
-TURNS = "turns"  # the key of the record of the events that hold a turn
+COMMAND, DRY_COMMAND = "command", "dry-command"
+EVENTS, DRY_EVENTS, KNOWN = "events", "dry-events", "known"  # with the key of their only record
+STAY = "stay"  # of the version before
+BY_RULE = "imds-bridge, by an auto rule"
 
 
 class AnswerBatch:
@@ -52,6 +58,7 @@ class AnswerBatch:
         self._meter = parts.meter
         self._dry_run = dry_run
         self._kind = DRY_COMMAND if dry_run else COMMAND
+        self._events_kind = DRY_EVENTS if dry_run else EVENTS
         self._refusals = MinuteLimit(REFUSED_RECEIPTS_PER_MINUTE)
         self._rejections = MinuteLimit(REJECTED_RECEIPTS_PER_MINUTE)
         self._repeats = MinuteLimit(REPEATED_RECEIPTS_PER_MINUTE)
@@ -71,45 +78,81 @@ class AnswerBatch:
         """Record a command's progress; at the outbox's size limit, records of what is done are deleted first."""
         self._records[self._kind, key] = {**record, DONE: is_done}
 
-    def stay(self, key: str) -> Any:
-        """Return the committed record of an event's stay, None if there is none."""
-        return self._outbox.record(STAY, key)
+    def load(self, rules: Rules) -> State:
+        """Return what is known as far as it is stored."""
+        events, owed = self._outbox.record(self._events_kind, KNOWN), self._outbox.record(STATE, OWED)
+        now = self._clock.now()
+        return load_state(events, owed or (), rules, at=self._clock.monotonic(), now=now)
 
-    def put_stay(self, key: str, record: Json) -> None:
-        """Record an event's stay."""
-        self._records[STAY, key] = record
+    def keep(self, before: State, after: State) -> None:
+        """Record what has changed of what is known; a dry run owes nothing."""
+        if (events := after.dump_events()) != before.dump_events():
+            self._records[self._events_kind, KNOWN] = {"incarnation": after.incarnation, "events": events}
+        if (owed := after.dump_owed()) != before.dump_owed() and not self._dry_run:
+            self._records[STATE, OWED] = owed
 
-    def notice(self, event: ScheduledEvent, document: Document) -> tuple[bytes, Mapping[str, Any]]:
-        """Return what a program gets of an event: the CloudEvent that reports it, and the event's data."""
-        notice = self._identity.reporter().scheduled_event(
-            Change(kind="scheduled", event=event), seen_before=0, incarnation=document.incarnation
-        )
-        return structured(notice), notice.data
+    def was_prepared(self, document: Document) -> bool:
+        """Return whether the version before was the last that ran, and had prepared the VM for an event."""
+        stays = (self._outbox.record(STAY, key) or {} for key in document.events)
+        is_new = self._outbox.record(self._events_kind, KNOWN) is None
+        return is_new and any(stay.get("prepared_by") for stay in stays)
 
-    def turns(self) -> list[str]:
-        """Return the EventIds in lower case that hold a turn as far as it is stored."""
-        return (self.record(TURNS) or {"held": []})["held"]  # type: ignore[no-any-return]
+    def take_request(self) -> Literal["", "try", "done"]:
+        """Return what `imds-bridge recover` has asked for, once."""
+        if request := self._outbox.record(STATE, REQUEST):
+            self._records[STATE, REQUEST] = ""
+            log.info("`imds-bridge recover` asks: %s", request)
+        return request or ""
 
-    def keep_turns(self, held: set[str]) -> None:
-        """Commit which events hold a turn."""
-        self.put(TURNS, {"held": [*sorted(held)]})
-        self.commit()
+    def notice(self, program: Program, state: State, boot: str) -> tuple[bytes, dict[str, Any]]:
+        """Return what a program gets: the CloudEvent of its event for its standard input, and the event's data."""
+        event, document = program.event, state.document
+        if event is None or document is None:
+            return b"{}", {"EventStatus": "Ended"}
+        change = Change(kind="scheduled", event=event)
+        if program.argv == program.recover:
+            has_booted = state.owed[program.recover].boot != boot
+            change = replace(change, kind="ended", previous=event, vm_rebooted=has_booted)
+        reporter = self._identity.reporter()
+        notice = reporter.scheduled_event(change, seen_before=0, incarnation=document.incarnation)
+        return structured(notice), dict(notice.data)
 
-    def prepared(
-        self, event: ScheduledEvent, *, key: str, seconds: float, fault: str, record: dict[str, Any] | None
-    ) -> None:
-        """Count how a program has ended; publish that the VM is prepared, and record the stay, if it has no fault."""
+    # What follows from a step
+
+    def ran(self, *, fault: str, seconds: float) -> None:
+        """Count a program that prepares the VM and has ended."""
         self._meter.prepared("failed" if fault else "succeeded", seconds)
-        if fault:
-            return
+
+    def prepared(self, event: ScheduledEvent, *, key: str, seconds: float) -> None:
+        """Publish that the VM is prepared for an event as it is."""
         self._events.append(self._identity.reporter().prepared(event, key=key, seconds=seconds))
-        if record:
-            self.put_stay(event.key, record)
 
     def started_unprepared(self, event: ScheduledEvent) -> None:
         """Count and log an event of this VM that has started although its program had not succeeded."""
         self._meter.unprepared()
         log.error("an event has started unprepared", extra={"event_id": event.event_id})
+
+    def answer(self, event: ScheduledEvent, decision: Decision, *, key: str) -> None:
+        """Answer for an auto rule."""
+        command = Command(id=key, key=key, event_ids=(event.event_id,), requested_by=BY_RULE)
+        self.add(replace(decision, event=event), event.event_id, command_data(command), key=key)
+        text, more = "auto rules: %s, %s", {"event_id": event.event_id, "detail": decision.detail}
+        log.info(text, decision.outcome, decision.reason, extra=more)
+
+    def recovered(self, owed: Owed, *, fault: str, seconds: float | None) -> None:
+        """Count a program that has put the VM back to work; publish it, also where a person did it."""
+        if seconds is not None:
+            self._meter.recovered("failed" if fault else "succeeded")
+        if not fault:
+            log.info("the VM is back at work")
+            reporter = self._identity.reporter()
+            self._events.append(reporter.vm_recovered(owed.event, owed.since, seconds=seconds))
+
+    def out_of_work(self, owed: Owed, reason: str, *, detail: str) -> None:
+        """Log and publish that the VM stays out of work."""
+        log.error("the VM is out of work: %s", detail, extra={"reason": reason})
+        reporter = self._identity.reporter()
+        self._events.append(reporter.out_of_work(owed.event, owed.since, reason=reason, detail=detail))
 
     def settle(self, messages: Sequence[ReceivedMessage], settlement: Settlement) -> None:
         """Settle messages after the commit."""

@@ -16,7 +16,7 @@ from bridge.events.builder import Reporter
 from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
 from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import STATE, VM
+from bridge.outbox.rows import OWED, STATE, VM
 from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,12 @@ class VmIdentity:
                     f"the state is that of VM {was}, and this is {vm.vm_id}: the process ends, and the next start "
                     "moves it aside"
                 )
+            owed = self.outbox.record(STATE, OWED) or []  # the disk is a copy of one that was out of work
             target = self.outbox.replace()
+            if owed:
+                self.outbox.commit(
+                    [], records={(STATE, OWED): [{**one, "is_other_vms": True} for one in owed]}
+                )
             log.error(
                 "the state is another VM's (a clone or an image?): moved aside; starting with an empty outbox",
                 extra={"kept_as": str(target), "was": was, "is": vm.vm_id},

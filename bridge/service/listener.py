@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
-from bridge.approvals.approver import READ_EVERY_SECONDS, ImdsApprover
-from bridge.approvals.auto import AutoRules, Stays, View
+from bridge.approvals.approver import READ_EVERY_SECONDS, ImdsApprover, choose
+from bridge.approvals.auto import Rules, Seen
 from bridge.approvals.command import Command, parse_command, unwrap
 from bridge.approvals.pending import Pending
 from bridge.approvals.policy import (
@@ -28,13 +29,15 @@ from bridge.approvals.policy import (
     rejected,
     unknown_outcome,
 )
-from bridge.approvals.turns import Turns
+from bridge.approvals.state import EventState, Place, State
+from bridge.approvals.step import answer, owe_all, started, step
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets
 from bridge.formats.text import format_relative
 from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, is_among
+from bridge.outbox.rows import OWED, STATE
 from bridge.runtime.program import Run
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import iso_utc
@@ -55,8 +58,6 @@ PASSED_ON_LONG = 100
 # How many commands, of how many bytes, wait for their events to appear; the oldest give way to more. It is less than
 # the receiver holds at a time.
 MAX_WAITING, MAX_WAITING_BYTES = 500, 4 * 1024 * 1024
-
-AUTO_POSTED = "by-rule"  # the key of the record that lists the auto rules' POSTs without an outcome
 
 
 @dataclass(eq=False)
@@ -84,19 +85,10 @@ class Listener:
         self._approver = ImdsApprover(self.parts.imds, clock=self._clock)
         self._bridge_events = BridgeEvents(self._identity)
         self._answers = AnswerBatch(self.parts, self.receiver, dry_run=self.dry_run)
-        self._stays = Stays(self._answers.stay)
-        self._auto = AutoRules(
-            settings=self.settings,
-            stays=self._stays,
-            vm_name=self._vm_name,
-            is_done=self._answers.is_done,
-            effects=self._answers,
-            clock=self._clock,
-            run=None if self.dry_run else self.make_run,
-        )
-        self._document: Document | None = None
-        self._views: Mapping[str, View] = {}  # by EventIds in lower case
-        self._is_resolved = False
+        # where the boot is not known, each start counts as one
+        self._boot = self._identity.boot_id or uuid4().hex
+        self._state: State | None = None  # until it is known which VM this is
+        self._runs: dict[Place, Run] = {}
         self._pending: dict[str, Pending] = {}
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
         self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
@@ -110,7 +102,8 @@ class Listener:
             report_progress()
             self.run_once(self.wait_seconds)
         self._answers.report_surplus(at_once=True)
-        self._auto.end()
+        for run in self._runs.values():
+            run.end()  # the next process runs it again
         self._answers.commit()
         self._bridge_events.emit_stopping()
 
@@ -118,14 +111,15 @@ class Listener:
     def wait_seconds(self) -> float:
         """How long the next pass may wait for messages."""
         may_rest = self._clock.monotonic() >= self._rest_from
-        return min(READ_EVERY_SECONDS if may_rest else PASS_SECONDS, self._approver.newer_in_seconds)
+        pass_seconds = READ_EVERY_SECONDS if may_rest else PASS_SECONDS
+        return min(pass_seconds, self._approver.newer_in_seconds, self._approver.call_in_seconds)
 
     def run_once(self, wait_seconds: float) -> None:
         """Make one pass: wait up to `wait_seconds` for messages, decide what can be decided, commit and settle."""
         self._resolve_identity()
         if self._bridge_events.emit_heartbeat(self._look) and self.receiver:
             self.receiver.receive_until(self._rest_from)
-        self._bridge_events.emit_losses()
+        self._bridge_events.emit_losses(self._owe_all)
         self._receive(wait_seconds)
         self._decide()
         if self._approver.newer_in_seconds == 0:
@@ -134,27 +128,50 @@ class Listener:
         self._answers.commit()
 
     def _resolve_identity(self) -> None:
-        """Find out who this VM is, then continue what an earlier process has POSTed for auto rules."""
-        if self._is_resolved:
-            return
-        self._identity.resolve()
-        self._is_resolved = self._identity.resolved
-        if self._is_resolved:
-            self._auto.turns = Turns(self._answers.turns())
-            for event_id, key in (self._answers.record(AUTO_POSTED) or {"posted": ()})["posted"]:
-                self._add_auto(event_id, key)
+        """Find out who this VM is, then continue with what is stored."""
+        if self._state is None:
+            self._identity.resolve()
+            if self._identity.resolved:
+                self._state = self._answers.load(self._rules)
+
+    @property
+    def _rules(self) -> Rules:
+        name = self._identity.vm.name if self._identity.vm else ""
+        return Rules(settings=self.settings, vm_name=name, boot=self._boot, is_dry_run=self.dry_run)
+
+    def _owe_all(self) -> Mapping[tuple[str, str], Any]:
+        """Let the VM be put back after a loss of records; return what to commit with the loss."""
+        if self.dry_run:
+            return {}
+        state = self._owing_all(self._state or self._answers.load(self._rules))
+        self._state = self._state and state
+        return {(STATE, OWED): state.dump_owed()}
 
     def status(self) -> dict[str, Any]:
         """Return what the status file shows of the listener."""
+        reading, state, now = self._approver.reading, self._state or State(), self._clock.now()
         return {
             "vm": self._identity.vm.name if self._identity.vm else None,
             "imds": self.parts.imds.base,
-            "last_error": self._approver.last_error or None,
-            "last_good_at": iso_utc(self._approver.good_time) if self._approver.good_time else None,
+            "last_error": self._last_error or None,
+            "last_good_at": iso_utc(reading.good_time) if reading.good_time else None,
             "waiting_commands": len(self._pending),
             "dry_run": self.dry_run,
-            "auto": [_shown(view, self._clock.now()) for view in self._views.values()],
+            "out_of_work": [
+                {
+                    "Since": iso_utc(one.since),
+                    "Why": one.why,
+                    "IsHeld": one.is_held,
+                    "NeedsPerson": bool(one.told),
+                }
+                for one in state.owed.values()
+            ],
+            "auto": [_shown(one, now) for one in state.events.values() if one.why],
         }
+
+    @property
+    def _last_error(self) -> str:
+        return self._approver.last_error(self._state.events.values() if self._state else ())
 
     # Messages
 
@@ -207,8 +224,8 @@ class Listener:
         command = self._read(message)
         if command is None:
             return
-        if command.key in self._pending:
-            self._pending[command.key].add(message)
+        if known := self._pending.get(command.key):
+            self._pending[command.key] = known.with_message(message)
             return
         record = self._answers.record(command.key)
         if self._answers.is_done(command.key):
@@ -221,9 +238,8 @@ class Listener:
             arrived_at=now,
             grace_from=now - self._age_seconds(message),
             may_have_waited=message.may_have_waited,
-            messages=[message],
-        )
-        pending.continue_from(record)
+            messages=(message,),
+        ).continued(record)
         self._pending[command.key] = pending
         if is_expired(command, self._clock.now()) and not pending.intended:
             self._answer(pending, dict.fromkeys(pending.open, expired(command)))
@@ -249,30 +265,69 @@ class Listener:
 
     def _decide(self) -> None:
         """Decide what can be decided now: all commands by one document; POST the allowed events, and answer."""
-        document = self._approver.document() if self._is_resolved else None
-        if document and document is not self._document:
-            self._document = document
-            self._update(document)
+        document = self._approver.document() if self._state else None
+        if document and self._state and document is not self._state.document:
+            self._follow(document, self._state)
         self._await_commands(document)
         now, surplus = self._clock.monotonic(), self._surplus()
         self._passed_since = {
             key: at for key, at in self._passed_since.items() if now - at < 2 * PASS_ON_SECONDS
         }
         allowed = {
-            pending: self._judge(pending, document, may_wait=number >= surplus)
-            for number, pending in enumerate(list(self._pending.values()))
+            pending.command.key: self._judge(pending, document, may_wait=number >= surplus)
+            for number, pending in enumerate([*self._pending.values()])
         }
-        if document and not self.dry_run:
-            self._post(allowed)
+        if document and self._state and not self.dry_run:
+            self._post(allowed, self._state)
 
-    def _update(self, document: Document) -> None:
-        """Note what has changed with a new document, and decide by the auto rules."""
-        for event_id in self._stays.update(document, read_at=self._approver.read_at):
-            log.info(
-                "an approval counts no more: the event has started, changed or left",
-                extra={"event_id": event_id},
-            )
-        self._update_auto(document)
+    def _follow(self, document: Document, before: State) -> None:
+        """Learn from a new document; start and end programs once what they are for is committed."""
+        if before.document is None and self._answers.was_prepared(document):
+            before = self._owing_all(before)
+        seen = Seen(
+            rules=self._rules,
+            document=document,
+            read_at=self._approver.reading.at,
+            at=self._clock.monotonic(),
+            steady=self._clock.steady(),
+            now=self._clock.now(),
+            ended={place: run.result for place, run in self._runs.items() if run.result},
+            request=self._answers.take_request() if before.owed else "",
+        )
+        state, effects = step(before, seen)
+        for effect in effects:
+            effect(self._answers)
+        self._become(state, before)
+        self._runs = {place: run for place, run in self._runs.items() if place not in seen.ended}
+        new = started(before, state, seen)
+        if new:
+            self._answers.commit()
+        for place in new:
+            self._start(place, state)
+        for place in self._runs:
+            if state.programs[place].must_end:
+                self._runs[place].end()
+        for key, one in state.events.items():
+            if one.why and (key not in before.events or _reason(one) != _reason(before.events[key])):
+                log.info("auto rules: %s", _reason(one), extra={"event_id": one.event.event_id})
+
+    def _start(self, place: Place, state: State) -> None:
+        program = state.programs[place]
+        body, data = self._answers.notice(program, state, self._boot)
+        run = self.make_run(program.argv, body, data, timeout_seconds=program.timeout_seconds)
+        self._runs[place] = run
+        log.info("running %s", program.argv[0], extra={"event_id": data.get("EventId")})
+        run.start()
+
+    def _become(self, state: State, before: State) -> State:
+        """Know something else from now on, and record what differs."""
+        self._state = state
+        self._answers.keep(before, state)
+        return state
+
+    def _owing_all(self, state: State) -> State:
+        """Return the state where it is not known which programs had prepared the VM."""
+        return replace(state, owed=owe_all(state.owed, self._clock.now(), self._rules))
 
     def _surplus(self) -> int:
         """Return how many of the oldest commands may not wait for their events."""
@@ -293,19 +348,21 @@ class Listener:
 
         Decisions are by EventIds as the command spells them.
         """
-        if document and may_wait and pending.judged_by == self._approver.read_at:
+        read_at = self._approver.reading.at
+        if document and may_wait and pending.judged_by == read_at:
             return {}  # the same document would give the same decisions
         final: dict[str, Decision] = {}
         allowed: dict[str, Decision] = {}
         for event_id in pending.open:
-            decision = self._decision(pending, event_id, document, may_wait=may_wait)
+            decision = self._decision(pending, event_id, self._state if document else None, may_wait=may_wait)
             if decision and decision.outcome == "allowed" and self.dry_run:
                 decision = replace(decision, outcome="accepted", detail="dry run: not POSTed")
             if decision:
                 (allowed if decision.outcome == "allowed" else final)[event_id] = decision
             else:
                 self._note_waiting(pending, event_id, document)
-        pending.judged_by = -math.inf if allowed or pending.intended else self._approver.read_at
+        pending = replace(pending, judged_by=-math.inf if allowed or pending.intended else read_at)
+        self._pending[pending.command.key] = pending
         is_elsewhere = all(decision.reason == "other_vm" for decision in final.values())
         if final and not allowed and is_elsewhere and self._pass_on(pending):
             return {}
@@ -314,70 +371,67 @@ class Listener:
 
     def _note_waiting(self, pending: Pending, event_id: str, document: Document | None) -> None:
         """Log why an EventId waits; have the document read again if it is older than the command."""
-        why = self._approver.last_error or "there is no document"
+        why = self._last_error or "there is no document"
         if document:
             why = "the document does not have the event yet"
             self._approver.want_newer(pending.arrived_at)
         log.debug("command %s for %s waits: %s", pending.command.id, event_id, why)
 
     def _decision(
-        self, pending: Pending, event_id: str, document: Document | None, *, may_wait: bool
+        self, pending: Pending, event_id: str, state: State | None, *, may_wait: bool
     ) -> Decision | None:
         """Decide about an open EventId; None while it waits for its event or for a document."""
-        event = document.events.get(event_id.lower()) if document else None
-        stay_id = pending.intended.get(event_id.lower())
-        if stay_id is None:
-            return self._decision_before_post(pending, event, document, may_wait=may_wait)
-        if document and not (event and event.status == SCHEDULED):
-            return not_recorded(event)
-        if event and self._stays.id(event.key) != stay_id:
-            return unknown_outcome(rejected("denied", "the event has changed or returned since", event))
-        decision = self._decision_before_post(pending, event, document, may_wait=may_wait)
-        return unknown_outcome(decision) if decision and decision.outcome == "rejected" else decision
+        known = state.events.get(event_id.lower()) if state else None
+        one = known if known and known.sight == "shown" else None
+        intent = pending.intended.get(event_id.lower())
+        if intent is None:
+            return self._decision_before_post(pending, one, state, may_wait=may_wait)
+        if state and not (one and one.is_scheduled):
+            return not_recorded(one.event if one else None)
+        stay_id, since = intent
+        if one and one.stay.id != stay_id:
+            return unknown_outcome(rejected("denied", "the event has changed or returned since", one.event))
+        if one and self._clock.steady() - since >= IMDS_WAIT_SECONDS:
+            detail = f"the first try was {IMDS_WAIT_SECONDS:.0f} s ago"
+            return unknown_outcome(rejected("denied", detail, one.event))
+        decision = self._decision_before_post(pending, one, state, may_wait=may_wait)
+        return (
+            unknown_outcome(decision) if decision and decision.outcome in ("rejected", "failed") else decision
+        )
 
     def _decision_before_post(
-        self, pending: Pending, event: ScheduledEvent | None, document: Document | None, *, may_wait: bool
+        self, pending: Pending, one: EventState | None, state: State | None, *, may_wait: bool
     ) -> Decision | None:
         """Decide as if nothing had been POSTed; None while the event or a document is awaited."""
-        if pending.is_auto:
-            return self._decision_of_rule(pending, event) if document else None
-        if self._is_resolved and names_other_vm(pending.command, self._vm_name()):
+        if self._state and names_other_vm(pending.command, self._vm_name()):
             return rejected("other_vm", f"it is meant for {pending.command.vm}")
         now, has_expired = self._clock.now(), is_expired(pending.command, self._clock.now())
-        error = self._approver.last_error if self._is_resolved else "the VM's identity is not available"
-        if has_expired and document:
+        error = self._last_error if self._state else "the VM's identity is not available"
+        if has_expired and state:
             return expired(pending.command, error)
         if has_expired or self._clock.monotonic() - pending.arrived_at >= IMDS_WAIT_SECONDS:
             detail = error or "it was not decided in time"
             return Decision(outcome="failed", reason="imds_unavailable", detail=detail)
-        if document is None or (event is None and self._has_time(pending, may_wait=may_wait)):
+        if state is None or (one is None and self._has_time(pending, may_wait=may_wait)):
             return None
-        grace_until = pending.grace_from + self.settings.grace_seconds
-        if event and pending.may_have_waited and self._stays.absent_at(event.key) > grace_until:
+        event, grace_until = one.event if one else None, pending.grace_from + self.settings.grace_seconds
+        if one and pending.may_have_waited and one.absent_at > grace_until:
             # As if it had been received when it was sent: its sender cannot have known this event.
             detail = "it was sent more than `grace_seconds` before this VM's document had the event"
             return rejected("unknown_event", detail, event)
         decision = decide_command(event, vm_name=self._vm_name(), policy=self.settings.policy, now=now)
         is_allowed = decision.outcome == "allowed"
-        if event and (is_allowed or event.status == STARTED) and self._stays.is_approved(event, now=now):
-            return already_approved(event)
+        if one and (is_allowed or one.event.status == STARTED) and one.is_approved(now):
+            return already_approved(one.event)
         return decision
-
-    def _decision_of_rule(self, pending: Pending, event: ScheduledEvent | None) -> Decision | None:
-        """Return what the auto rules have decided, None while a program runs; or that a command has approved it."""
-        if event and self._stays.is_approved(event, now=self._clock.now()):
-            return already_approved(event)
-        view = self._views.get(pending.command.event_ids[0].lower())
-        if view and view.key == pending.command.key:
-            return view.decision
-        return rejected("denied", "the auto rule matches no more", event)
 
     def _has_time(self, pending: Pending, *, may_wait: bool) -> bool:
         """Return whether an event may still appear: in its grace period, or in a document newer than the command."""
+        read_at = self._approver.reading.at
         if not may_wait:
-            return self._approver.read_at < pending.grace_from
+            return read_at < pending.grace_from
         is_in_grace = self._clock.monotonic() - pending.grace_from < self.settings.grace_seconds
-        return is_in_grace or self._approver.read_at < pending.arrived_at
+        return is_in_grace or read_at < pending.arrived_at
 
     def _pass_on(self, pending: Pending) -> bool:
         """Release a command for another VM, unless no other listener can have the queue or none has taken it.
@@ -401,44 +455,63 @@ class Listener:
 
     # POSTs
 
-    def _post(self, allowed: Mapping[Pending, Mapping[str, Decision]]) -> None:
+    def _post(self, allowed: Mapping[str, Mapping[str, Decision]], state: State) -> None:
         """POST events together, once their intent is committed, and answer by what IMDS says.
 
         Args:
-            allowed: for each command the decisions by its EventIds.
+            allowed: for each command, by its key, the decisions by its EventIds.
+            state: what is known; it also has what the auto rules allow.
         """
-        events = {one.event.key: one.event for all_ in allowed.values() for one in all_.values() if one.event}
-        chosen = {event.key: event for event in self._approver.choose(events)}
-        since = max(
-            (one.arrived_at for one, ids in allowed.items() if ids and not one.is_auto), default=-math.inf
+        by_command = [event_id.lower() for decisions in allowed.values() for event_id in decisions]
+        by_rule = [key for key, one in state.events.items() if one.may_post]
+        wanted = {key: state.events[key] for key in (*by_command, *by_rule)}
+        over = [key for key, one in state.events.items() if one.stay.tries and key not in wanted]
+        state = (
+            self._become(state.with_stays({key: {"tries": None} for key in over}), state) if over else state
         )
+        chosen = {one.event.key: one for one in choose(wanted.values(), self._clock.monotonic())}
+        since = max((self._pending[key].arrived_at for key, ids in allowed.items() if ids), default=-math.inf)
         if chosen and not self._approver.is_just_read(since):
             self._approver.want_newer(self._clock.monotonic())
             return  # what is POSTed is judged once more by what the document has become
         if not chosen or not self._approver.may_call():
-            log.debug("%d events wait for their POST: %s", len(events), self._approver.last_error or "-")
+            log.debug("%d events wait for their POST: %s", len(wanted), self._last_error or "-")
             return  # a later pass does it
-        posting = {
-            pending: {event_id: one for event_id, one in decisions.items() if event_id.lower() in chosen}
-            for pending, decisions in allowed.items()
+        of_each = {
+            key: {event_id: one for event_id, one in decisions.items() if event_id.lower() in chosen}
+            for key, decisions in allowed.items()
         }
-        before = {pending: pending.intended for pending in posting}
-        for pending, decisions in posting.items():
-            judged = {key: self._stays.id(key) for key in map(str.lower, decisions)}
-            pending.intended = {**judged, **pending.intended}
-            self._put_record(pending)
+        posting = {key: decisions for key, decisions in of_each.items() if decisions}
+        before, at = {key: self._pending[key] for key in posting}, self._clock.steady()
+        for key, decisions in posting.items():
+            judged = {event: (chosen[event].stay.id, at) for event in map(str.lower, decisions)}
+            self._update(replace(before[key], intended={**judged, **before[key].intended}))
+        changes = {
+            key: {"is_posted": True, "is_intended": one.stay.is_intended} for key, one in chosen.items()
+        }
+        intended = {key: {"is_posted": True, "is_intended": True} for key in by_rule if key in chosen}
+        state = self._become(state.with_stays({**changes, **intended}), state)
         self._answers.commit()
-        by_imds, is_refused = self._approver.post([*chosen.values()])
+        posted = self._approver.post([*chosen.values()])
         # An earlier POST, whose outcome is not known, may have been applied all the same.
-        for pending, intended in before.items() if is_refused else ():
-            pending.intended = intended
-            self._put_record(pending)
-        for key, decision in by_imds.items():
-            if decision.outcome == "accepted":
-                self._stays.approve(key, at=self._clock.now())
-                self._answers.put_stay(key, self._stays.record(key))
-        for pending, decisions in posting.items():
-            self._answer_posted(pending, decisions, by_imds)
+        for pending in before.values() if posted.is_refused else ():
+            self._update(pending)
+        after = state.with_stays(changes if posted.is_refused else {}).with_stays(posted.stays)
+        self._become(self._answered_by_rule(after, posted.decided, by_rule), state)
+        for key, decisions in posting.items():
+            self._answer_posted(self._pending[key], decisions, posted.decided)
+
+    def _answered_by_rule(
+        self, state: State, decided: Mapping[str, Decision], by_rule: Collection[str]
+    ) -> State:
+        """Answer for the auto rules, which POST what is decided no more."""
+        events = {key: replace(state.events[key], may_post=False) for key in decided}
+        for key in decided.keys() & by_rule:
+            said = replace(decided[key], detail=decided[key].detail or "an auto rule")
+            events[key], effects = answer(events[key], events[key].run, said)
+            for effect in effects:
+                effect(self._answers)
+        return replace(state, events={**state.events, **events})
 
     def _answer_posted(
         self, pending: Pending, allowed: Mapping[str, Decision], by_imds: Mapping[str, Decision]
@@ -446,33 +519,39 @@ class Listener:
         """Answer the EventIds of a command that IMDS has decided, which are in lower case in `by_imds`."""
         final = {}
         for event_id, decision in allowed.items():
-            if answer := by_imds.get(event_id.lower()):
-                had = "" if pending.is_auto else self._auto.program_had(event_id.lower())
-                final[event_id] = replace(answer, detail=answer.detail or decision.detail or had)
-        if not pending.is_auto and any(one.outcome == "accepted" for one in final.values()):
+            if made := by_imds.get(event_id.lower()):
+                detail = made.detail or decision.detail or self._program_had(event_id.lower())
+                final[event_id] = replace(made, detail=detail)
+        if any(one.outcome == "accepted" for one in final.values()):
             self.parts.meter.approved(self._clock.monotonic() - pending.arrived_at)
         self._answer(pending, final)
+
+    def _program_had(self, key: str) -> str:
+        """Return what is missing of the program that is to prepare an event, "" if nothing is."""
+        one = self._state.events.get(key) if self._state else None
+        if one is None or not one.is_unprepared or self.dry_run:
+            return ""
+        return "its program had failed" if one.run in one.failed else "its program had not ended"
 
     # Answers
 
     def _answer(self, pending: Pending, final: Mapping[str, Decision]) -> None:
         """Add final decisions to the batch; settle the command's messages once every EventId is answered."""
+        for event_id, decision in final.items():
+            pending = self._answered(pending, event_id, decision)
         if not final:
             return
-        for event_id, decision in final.items():
-            self._answer_one(pending, event_id, decision)
+        self._update(pending)
         if not pending.open:
             unanswered = pending.unanswered
             self._answers.settle(pending.messages, dead_letter(unanswered) if unanswered else Settlement())
             del self._pending[pending.command.key]
-        self._put_record(pending)
 
-    def _answer_one(self, pending: Pending, event_id: str, decision: Decision) -> None:
+    def _answered(self, pending: Pending, event_id: str, decision: Decision) -> Pending:
         """Answer with a receipt, unless it is a rejection beyond the limit: a flood may cause those."""
-        command, receipt = pending.command, ""
-        is_limited = decision.outcome == "rejected" and not pending.is_auto
-        if is_limited and not self._answers.allows_rejection(decision.reason):
-            pending.unanswered = decision
+        command, receipt, key = pending.command, "", event_id.lower()
+        if decision.outcome == "rejected" and not self._answers.allows_rejection(decision.reason):
+            pending = replace(pending, unanswered=decision)
         else:
             receipt = self._answers.add(decision, event_id, command_data(command), key=command.key)
             log.info(
@@ -480,59 +559,27 @@ class Listener:
                 *(decision.outcome, event_id, decision.reason),
                 extra={"command": command.id, "detail": decision.detail},
             )
-        pending.receipts[event_id.lower()] = receipt
-        pending.intended.pop(event_id.lower(), None)
+        intended = {other: intent for other, intent in pending.intended.items() if other != key}
+        return replace(pending, receipts={**pending.receipts, key: receipt}, intended=intended)
 
-    def _put_record(self, pending: Pending) -> None:
-        """Add the record of a command's progress to the batch; rejections without a receipt leave none."""
+    def _update(self, pending: Pending) -> None:
+        """Remember and record a command's progress; rejections without a receipt leave no record."""
         key, record = pending.command.key, pending.record
+        self._pending[key] = pending
         if any(record.values()) or self._answers.record(key):
             self._answers.put(key, record, is_done=not pending.open)
-        own = map(str.lower, pending.command.event_ids) if pending.is_auto else pending.intended
-        for event_key in own:
-            if self._stays.id(event_key):
-                self._answers.put_stay(event_key, self._stays.record(event_key))
-        if pending.is_auto:
-            posted = [
-                [one.command.event_ids[0], one.command.key]
-                for one in self._pending.values()
-                if one.is_auto and one.intended
-            ]
-            self._answers.put(AUTO_POSTED, {"posted": posted})
-
-    # Auto rules
-
-    def _update_auto(self, document: Document) -> None:
-        """Make a command for each event that an auto rule decides about; drop those that none decides about now."""
-        before, views = self._views, self._auto.decide(document) if self.settings.auto else []
-        self._views = {view.event.key: view for view in views}
-        for key, view in self._views.items():
-            if key not in before or _reason(view) != _reason(before[key]):
-                log.info("auto rules: %s", _reason(view), extra={"event_id": view.event.event_id})
-        decided = {view.key: view for view in views if view.decision}
-        for key, pending in list(self._pending.items()):
-            if pending.is_auto and key not in decided and not pending.intended:
-                del self._pending[key]
-        for key in decided.keys() - self._pending.keys():
-            self._add_auto(decided[key].event.event_id, key)
-
-    def _add_auto(self, event_id: str, key: str) -> None:
-        command = Command(id=key, key=key, event_ids=(event_id,), requested_by="imds-bridge, by an auto rule")
-        now = self._clock.monotonic()
-        pending = self._pending[key] = Pending(command=command, arrived_at=now, grace_from=now, is_auto=True)
-        pending.continue_from(self._answers.record(key))
 
 
-def _reason(view: View) -> str:
+def _reason(one: EventState) -> str:
     """Describe what an event waits for."""
-    return f"{view.why} behind {', '.join(view.behind.resources)}" if view.behind else view.why
+    return f"{one.why} behind {', '.join(one.behind.resources)}" if one.behind else one.why
 
 
-def _shown(view: View, now: datetime) -> dict[str, Any]:
+def _shown(one: EventState, now: datetime) -> dict[str, Any]:
     """Return what the status file shows of what the auto rules make of an event."""
-    why = _reason(view)
-    if view.behind:
-        starts = view.behind.not_before
+    why = _reason(one)
+    if one.behind:
+        starts = one.behind.not_before
         when = f", {format_relative((starts - now).total_seconds())}" if starts else ""
-        why += f" ({view.behind.raw.get('EventType')}{when})"
-    return {"EventId": view.event.event_id, "Why": why, "NeedsPerson": view.has_failed}
+        why += f" ({one.behind.raw.get('EventType')}{when})"
+    return {"EventId": one.event.event_id, "Why": why, "NeedsPerson": one.run in one.failed}

@@ -39,7 +39,7 @@ from bridge.events.model import CloudEvent
 from bridge.imds.document import is_among, read_document
 from bridge.runtime.threads import progress_ages, stalled_threads
 from bridge.runtime.time import Clock, parse_iso
-from bridge.service.status import find_unready
+from bridge.service.status import age_of, find_unready
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +128,8 @@ class Meter:
             "started_unprepared_total",
             "Events of this VM that started although a rule's program had not succeeded.",
         )
+        text = "Programs that put the VM back to work that have ended, by result."
+        self._recovered = counter("recovered_total", text, result=PREPARED_RESULTS)
         self._jumps = counter("clock_jumps_total", "Jumps of the wall clock by more than a minute.")
         build = Gauge("imds_bridge_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(__version__).set(1)
@@ -159,7 +161,7 @@ class Meter:
             if kind == "scheduled" and data.get("NoticeSeconds") is not None:
                 event_type = _known(data.get("EventType"), _EVENT_TYPES)
                 self._notices.labels(event_type).observe(data["NoticeSeconds"])
-        elif family == "approval" and kind != "prepared":
+        elif family == "approval" and kind.capitalize() in RECEIPT_REASONS:
             self._decided.labels(kind, data["Reason"]).inc()
         elif event_type == "bridge.loss":
             self._losses.labels(data["Reason"]).inc()
@@ -183,6 +185,10 @@ class Meter:
         self._prepared.labels(result).inc()
         if result == "succeeded":
             self._prepare_seconds.observe(seconds)
+
+    def recovered(self, result: str) -> None:
+        """Count a program that puts the VM back to work and has ended, with one of PREPARED_RESULTS."""
+        self._recovered.labels(result).inc()
 
     def unprepared(self) -> None:
         """Count an event of this VM that started although a rule's program had not succeeded."""
@@ -231,6 +237,10 @@ class StatusCollector(Collector):
                 yield _single("bus_looked_timestamp_seconds", text, looked_at.timestamp())
         if "waiting_commands" in status:
             yield _single("waiting_commands", "Commands without a decision.", status["waiting_commands"])
+        if "out_of_work" in status:
+            ages = [0.0, *(age_of(one["Since"], now) or 0.0 for one in status["out_of_work"])]
+            text = "Since a program took this VM out of work that is not put back; 0 while it works."
+            yield _single("out_of_work_seconds", text, max(ages))
         yield from _of_sinks(status["sinks"], now)
         yield _gauge(
             "unconfigured_backlog_events",

@@ -81,7 +81,7 @@ class NoMeter:
     def committed(self, *_: object) -> None:
         """Count nothing."""
 
-    sent = approved = prepared = unprepared = jumped = committed
+    sent = approved = prepared = recovered = unprepared = jumped = committed
 
 
 class Parts:

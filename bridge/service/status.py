@@ -196,9 +196,10 @@ def _events(status: dict[str, Any]) -> list[str]:
 
 
 def _auto(status: Mapping[str, Any]) -> list[str]:
-    """Write what the auto rules make of this VM's events."""
+    """Write whether this VM is out of work, and what the auto rules make of its events."""
+    out = [f"OUT OF WORK since {one['Since']}: {one['Why']}" for one in status.get("out_of_work", ())]
     rows = [(one["EventId"], one["Why"]) for one in status.get("auto", ())]
-    return table(("EVENT", "AUTO RULES"), rows) if rows else []
+    return [*out, *(table(("EVENT", "AUTO RULES"), rows) if rows else ())]
 
 
 def _starts(event: dict[str, Any]) -> str:
@@ -291,7 +292,12 @@ def find_urgent(status: Mapping[str, Any], now: datetime) -> list[str]:
         for name, count in status.get("left_sinks", {}).items()
     ]
     auto = [f"event {one['EventId']}: {one['Why']}" for one in status.get("auto", ()) if one["NeedsPerson"]]
-    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *auto]
+    out = [
+        f"the VM is out of work since {one['Since']}: {one['Why']}"
+        for one in status.get("out_of_work", ())
+        if one["NeedsPerson"]
+    ]
+    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *out, *auto]
     return [*find_unready(status, now), *more]
 
 

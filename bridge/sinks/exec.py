@@ -50,7 +50,7 @@ class ExecSink(Sink):
 
     def preview(self, event: StoredEvent) -> RequestPreview:
         """Return the command, what of the environment is about the event, and the standard input."""
-        variables = environment(event.data)
+        variables = environment(event.data, self._settings.timeout_seconds)
         names = {name: value for name, value in variables.items() if name.startswith("IMDS_")}
         head = (" ".join(self._settings.run), *(f"{name}={value}" for name, value in names.items()))
         return RequestPreview(head=head, body=event.body)

@@ -405,8 +405,10 @@ class ApprovalRejectedData(ReceiptData):
 
     Outcome: Literal["Rejected"] = _property("Always Rejected.", "Rejected")
     Reason: str = _property(
-        "malformed, bad_signature, expired, unknown_event, already_started, other_vm or denied.",
+        "malformed, bad_signature, expired, unknown_event, already_started, other_vm, denied, or not_prepared: a "
+        "rule's program has failed. It is tried again, so an Accepted may follow.",
         *("malformed", "bad_signature", "expired", "unknown_event", "already_started", "other_vm", "denied"),
+        "not_prepared",
     )
     Count: int | None = _property(
         "The number of further messages within a minute that this receipt answers; absent if it answers only one.",
@@ -418,10 +420,13 @@ class ApprovalRejectedData(ReceiptData):
 
 
 class ApprovalFailedData(ReceiptData):
-    """The approval was allowed, but IMDS did not accept it, or could not be reached in time."""
+    """The approval was allowed, but IMDS did not accept it, could not be reached in time, or its answer was lost."""
 
     Outcome: Literal["Failed"] = _property("Always Failed.", "Failed")
-    Reason: str = _property("imds_refused or imds_unavailable.", "imds_refused", "imds_unavailable")
+    Reason: str = _property(
+        "imds_refused, imds_unavailable, or unknown_outcome: it was POSTed, and whether that counts is not known.",
+        *("imds_refused", "imds_unavailable", "unknown_outcome"),
+    )
 
 
 class ApprovalPreparedData(Part):
@@ -434,6 +439,39 @@ class ApprovalPreparedData(Part):
         "The event's earliest start; null if it is not known.", *(_INSTANT, None), unit=TIME
     )
     DurationSeconds: float = _property("How long the program took.", 12.5, unit="seconds", ge=0)
+    Vm: ReportingVm
+
+
+class _OfWorkData(Part):
+    """What is known of the time in which a VM is out of work."""
+
+    EventId: str | None = _property(
+        "The id of the last event that a program was started for; null if it is not known.",
+        *(_ID, None),
+        source=IMDS,
+    )
+    EventType: str | None = _property("What happens to the VMs by it.", *("Reboot", None), source=IMDS)
+    Since: datetime = _property("When the first program was started.", _INSTANT, unit=TIME)
+
+
+class ApprovalRecoveredData(_OfWorkData):
+    """What programs had prepared this VM for is over, and it has been put back to work."""
+
+    DurationSeconds: float | None = _property(
+        "How long `recover` took; null if a person did it.", *(3.2, None), unit="seconds", ge=0
+    )
+    Vm: ReportingVm
+
+
+class ApprovalOutOfWorkData(_OfWorkData):
+    """The VM stays out of work: it needs a person."""
+
+    Reason: str = _property(
+        "RecoverFails: `recover` has failed for the first time; it is tried again. TwoHours: no event is left for "
+        "two hours. OtherVm: this disk comes from a VM that was out of work, and nothing is run.",
+        *("RecoverFails", "TwoHours", "OtherVm"),
+    )
+    Detail: str = _property("Details, as text for people.", "/usr/local/bin/recover: exit code 1")
     Vm: ReportingVm
 
 
@@ -560,5 +598,7 @@ DATA: dict[str, type[Part]] = {
     "approval.rejected": ApprovalRejectedData,
     "approval.failed": ApprovalFailedData,
     "approval.prepared": ApprovalPreparedData,
+    "approval.recovered": ApprovalRecoveredData,
+    "approval.outofwork": ApprovalOutOfWorkData,
     "command.approve": CommandApproveData,
 }

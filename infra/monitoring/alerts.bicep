@@ -335,7 +335,7 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
         }
         annotations: {
           summary: 'the program of an auto rule failed on {{ $labels.instance }}'
-          description: 'The VM is not prepared for an event, which no rule approves now. It starts at its NotBefore.'
+          description: 'The VM is not prepared for an event. The program is tried again while the event is Scheduled.'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -353,6 +353,40 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
         annotations: {
           summary: 'an event of {{ $labels.instance }} started unprepared'
           description: 'An auto rule with a program matched the event, but the program had not succeeded before the start.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeRecoverFails'
+        expression: 'increase(imds_bridge_recovered_total{result="failed"}[15m]) > 0 or (imds_bridge_recovered_total{result="failed"} > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: '{{ $labels.instance }} is not put back to work: its program failed'
+          description: 'The event is over, and `recover` of the auto rule fails. It is tried again with longer pauses.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeOutOfWork'
+        expression: 'imds_bridge_out_of_work_seconds > 7200'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: '{{ $labels.instance }} is out of work for {{ $value | humanizeDuration }}'
+          description: 'A program has prepared it for an event, and nothing has put it back. `imds-bridge status` says why.'
         }
         resolveConfiguration: {
           autoResolved: true

@@ -62,6 +62,7 @@ def known_names() -> set[str]:
         "document": {"DocumentIncarnation": 1, "Events": []},
         "commands": {"last_error": None, "looked_at": "2026-11-22T09:00:00.000Z"},
         "waiting_commands": 0,
+        "out_of_work": [],
         "sinks": {
             "ops": {
                 "state": "ok",

@@ -1,80 +1,160 @@
-"""Drain, approve, recover on the VM alone: README's lines, two real processes and no bus."""
+"""Drain, approve, recover on the VM alone: one real process, real programs and no bus."""
 
 from __future__ import annotations
 
-import json
 import re
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.imds.client import EVENTS_PATH
 from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
-from tests.support.process import Forward, read_outbox, wait_until
+from tests.support.process import Forward, run, wait_until
 
-# It writes down the event that it gets, and ends once the file `go` is there.
+# It notes when it begins and ends, and for what; it ends once the file `hold` is not there, with the code in `code`.
 PROGRAM = """#!/bin/sh
-cat >> {file}
-echo >> {file}
-until [ -e {folder}/go ]; do sleep 0.02; done
+echo "{name} begins $IMDS_BRIDGE_EVENT_ID $IMDS_BRIDGE_EVENT_STATUS $IMDS_BRIDGE_SECONDS_LEFT" >> {folder}/story
+trap 'echo "{name} is ended" >> {folder}/story; sleep 1; exit 1' TERM
+while [ -e {folder}/hold-{name} ]; do sleep 0.02; done
+echo "{name} ends" >> {folder}/story
+exit "$(cat {folder}/code-{name} 2>/dev/null || echo 0)"
 """
 
+pytestmark = [pytest.mark.usefixtures("without_coverage"), pytest.mark.timeout(300)]
 
-@pytest.mark.usefixtures("without_coverage")
-@pytest.mark.timeout(300)
-def test_a_vm_is_drained_approved_once_and_recovered_though_both_processes_are_killed_in_between(
-    imds: ImdsLab, tmp_path: Path
-) -> None:
-    def events(program: str) -> list[str]:
-        """Return what the runs of a program got."""
-        file = tmp_path / program
+
+class Vm:
+    """A VM with a listener and two programs; `hold` keeps one of them from ending."""
+
+    def __init__(self, folder: Path, imds: ImdsLab, rules: str) -> None:
+        self.folder, self.imds = folder, imds
+        for name in ("drain", "recover"):
+            executable = folder / f"bin-{name}"
+            executable.write_text(PROGRAM.format(name=name, folder=folder))
+            executable.chmod(0o755)
+        (folder / "teams-url").write_text("https://127.0.0.1:9/")
+        base = {"imds": {"endpoint": imds.url("web-0"), "vm_name": "web-0"}}
+        self.listen = Forward(folder / "l", base, role="listen")
+        configured = self.listen.config.read_text() + rules.replace("/usr/local/bin/", f"{folder}/bin-")
+        self.listen.config.write_text(configured.replace('"teams-url"', f'"{folder}/teams-url"'))
+
+    def hold(self, name: str) -> Path:
+        (self.folder / f"hold-{name}").touch()
+        return self.folder / f"hold-{name}"
+
+    @property
+    def story(self) -> list[str]:
+        """What the programs did, without the ids of events and the seconds."""
+        file = self.folder / "story"
         lines = file.read_text().splitlines() if file.exists() else []
-        return [json.loads(line)["data"]["EventId"] for line in lines]
+        return [line.partition(" begins")[0] + " begins" if " begins " in line else line for line in lines]
 
-    for name in ("drain", "recover"):
-        executable = tmp_path / f"bin-{name}"
-        executable.write_text(PROGRAM.format(file=tmp_path / name, folder=tmp_path))
-        executable.chmod(0o755)
-    (tmp_path / "teams-url").write_text("https://127.0.0.1:9/")
+    def wait(self, *lines: str) -> None:
+        wait_until(lambda: self.story == [*lines], describe=lambda: (self.story, self.listen))
+
+    def schedule(self, *resources: str, **changes: Any) -> str:
+        options = {"event_type": "Reboot", "notice_seconds": 900, **changes}
+        return self.imds.schedule(resources=[*resources] or ["web-0"], **options)
+
+    def kill_and_restart(self) -> None:
+        self.listen.kill()
+        self.listen.start()
+
+
+@pytest.fixture
+def vm(imds: ImdsLab, tmp_path: Path) -> Vm:
     section = (ROOT / "README.md").read_text().partition("## On the VM alone")[2]
-    [lines] = re.findall(r"```toml\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
-    base = {"imds": {"endpoint": imds.url("web-0"), "vm_name": "web-0"}}
-    listen, forward = Forward(tmp_path / "l", base, role="listen"), Forward(tmp_path / "f", base)
-    for process in (listen, forward):
-        configured = process.config.read_text() + lines.replace("/usr/local/bin/", f"{tmp_path}/bin-")
-        configured = configured.replace('"teams-url"', f'"{tmp_path}/teams-url"')
-        process.config.write_text(configured)
+    [rules] = re.findall(r"```toml\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    return Vm(tmp_path, imds, rules.replace("max_unavailable = 1", ""))
 
-    def schedule(vm: str) -> str:
-        """Schedule an event, and wait until `forward` has seen it."""
-        event = imds.schedule(event_type="Reboot", resources=[vm], notice_seconds=900)
-        forward.wait_for_status(lambda status: event in json.dumps(status["document"]))
-        return event
 
-    def kill_and_restart() -> None:
-        for process in (listen, forward):
-            process.kill()
-            process.start()
-
-    with listen, forward:
-        imds.complete(schedule("web-1"))  # an event of another VM runs neither program
-        event = schedule("web-0")
-        wait_until(lambda: events("drain"), describe=lambda: listen)
-        kill_and_restart()
-        wait_until(lambda: len(events("drain")) == 2, describe=lambda: listen)
+def test_the_lines_of_the_readme_drain_approve_once_and_recover_though_the_process_is_killed_in_between(
+    vm: Vm, imds: ImdsLab
+) -> None:
+    drain, recover = vm.hold("drain"), vm.hold("recover")
+    with vm.listen:
+        imds.complete(vm.schedule("web-1"))  # an event of another VM runs neither program
+        event = vm.schedule()
+        vm.wait("drain begins")
+        vm.kill_and_restart()
+        vm.wait(*["drain begins"] * 2)
         assert imds.approvals == []
-        (tmp_path / "go").touch()
-        wait_until(lambda: imds.approvals, describe=lambda: listen)
+        drain.unlink()
+        wait_until(lambda: imds.approvals, describe=lambda: vm.listen)
         wait_until(lambda: imds.events[0]["EventStatus"] == "Started")
-        wait_until(lambda: read_outbox(listen.state).events, describe=lambda: listen)
-        kill_and_restart()
-        forward.wait_for_status(lambda status: status["last_good_at"])
-        assert events("recover") == []
+        vm.kill_and_restart()
+        time.sleep(2.5)
+        assert "recover begins" not in vm.story
         imds.complete(event)
-        forward.wait_for_status(lambda status: status["sinks"]["recover"]["last_success_at"])
-    assert set(events("drain")) == {event}  # once more after the kill
-    assert events("recover") == [event]
+        wait_until(lambda: "recover begins" in vm.story, describe=lambda: vm.listen)
+        vm.kill_and_restart()
+        wait_until(lambda: vm.story.count("recover begins") == 2, describe=lambda: vm.listen)
+        recover.unlink()
+        vm.listen.wait_for_status(lambda status: status["out_of_work"] == [])
+    assert vm.story.count("drain begins") == 2
     assert [one.event_id for one in imds.approvals] == [event]
     # `vm_name` is set: instance data, which a mock server does not have, is not asked for
     assert {request.path for request in imds.requests()} == {EVENTS_PATH}
+
+
+def test_an_event_that_is_canceled_in_mid_drain_recovers_after_the_drain_has_ended(
+    vm: Vm, imds: ImdsLab
+) -> None:
+    vm.hold("drain")
+    with vm.listen:
+        event = vm.schedule()
+        vm.wait("drain begins")
+        imds.cancel(event)
+        vm.wait("drain begins", "drain is ended", "recover begins", "recover ends")
+        event = vm.schedule()
+        wait_until(lambda: vm.story[-1] == "drain begins", describe=lambda: vm.listen)
+        imds.cancel(event)
+        wait_until(lambda: vm.story[-1] == "recover ends" and len(vm.story) == 8, describe=lambda: vm.listen)
+
+
+@pytest.mark.parametrize("seconds", [30, 9, -3])
+def test_an_eviction_is_drained_at_once_and_a_moved_not_before_repeats_nothing(
+    vm: Vm, imds: ImdsLab, seconds: int
+) -> None:
+    vm.hold("drain")
+    with vm.listen:
+        wait_until(imds.requests)
+        event = vm.schedule(event_type="Preempt")
+        at = datetime.now(UTC) + timedelta(seconds=seconds)
+        imds.update(event, NotBefore=format_datetime(at, usegmt=True))
+        asked = len(imds.requests())
+        wait_until(lambda: len(imds.requests()) > asked, describe=lambda: vm.listen)
+        wait_until(lambda: vm.story, timeout_seconds=1.5, describe=lambda: vm.listen)
+        imds.update(event, NotBefore=format_datetime(at + timedelta(seconds=1), usegmt=True))
+        imds.start(event)
+        time.sleep(2.5)
+        vm.wait("drain begins")
+        left = int((vm.folder / "story").read_text().split()[-1])
+        assert max(0, seconds - 5) <= left <= max(0, seconds)
+
+
+def test_the_command_recover_waits_for_events_and_ends_what_fails(vm: Vm, imds: ImdsLab) -> None:
+    def command(*options: str) -> tuple[int, str]:
+        done = run("recover", *options, "--config", vm.listen.config)
+        return done.returncode, done.stdout + done.stderr
+
+    (vm.folder / "code-recover").write_text("1")
+    with vm.listen:
+        event = vm.schedule("web-0", "web-1")
+        wait_until(lambda: "drain ends" in vm.story, describe=lambda: vm.listen)
+        vm.listen.wait_for_status(lambda status: status["out_of_work"])
+        code, text = command("--done")
+        assert (code, f"until Reboot {event} is over" in text) == (2, True)
+        imds.cancel(event)
+        vm.listen.wait_for_status(lambda status: status["out_of_work"][0]["NeedsPerson"])
+        before = vm.story.count("recover begins")
+        assert command()[0] == 0
+        wait_until(lambda: vm.story.count("recover begins") > before, describe=lambda: vm.listen)
+        wait_until(lambda: command("--done")[0] == 0)  # not while it runs
+        vm.listen.wait_for_status(lambda status: status["out_of_work"] == [])
+        assert "not out of work" in command()[1]

@@ -24,7 +24,7 @@ from bridge.runtime.json import Json
 from bridge.runtime.program import Run
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import iso_utc
-from bridge.service.answers import COMMAND
+from bridge.service.answers import COMMAND, EVENTS
 from bridge.service.identity import VmIdentity
 from bridge.service.listener import PASS_SECONDS, Listener
 from tests.support.clock import MovedClock
@@ -47,6 +47,7 @@ class ImdsOfGroup(ImdsDouble):
         self.incarnation = 1
         self.bad: dict[str, Callable[[float], object]] = {}
         self.on_post: Callable[[list[str]], object] = lambda _: None
+        self.on_read: Callable[[], object] = lambda: None
         self._journal = journal
 
     def schedule(self, *resources: str, event_id: str = "", **changes: Json) -> str:
@@ -73,6 +74,12 @@ class ImdsOfGroup(ImdsDouble):
     def remove(self, event_id: str) -> None:
         """Remove an event from the document."""
         self.show(*[one for one in self.events if one["EventId"] != event_id])
+
+    def document(self, **given: Any) -> bytes:
+        """Return the document; `on_read` is called with each that is returned."""
+        body = super().document(**given)
+        self.on_read()
+        return body
 
     def approve(self, event_ids: Sequence[str], *, incarnation: Json, limit_seconds: float = 10.0) -> None:
         """Record the POST; `on_post`, and what `bad` has for one of its events, may take time and raise an error."""
@@ -108,17 +115,25 @@ class _JournalReceiver(MemoryReceiver):
 
 class _JournalOutbox(Outbox):
     journal: list[str]
+    on_commit: Callable[[], object]
 
     def commit(self, events: Any, *, records: Any = None, published: Any = ()) -> bool:
+        self.on_commit()
         durable = super().commit(events, records=records, published=published)
+        self.on_commit()
         receipts = [
             event.subject for event in events if isinstance(event, CloudEvent) and event.type in RECEIPTS
         ]
         if receipts:
             self.journal.append(f"commit receipt {' '.join(receipts)}")
-        for value in (records or {}).values():
-            if isinstance(value, dict) and value.get("intended"):
-                self.journal.append(f"commit intent {' '.join(value['intended'])}")
+        for (kind, _), value in (records or {}).items():
+            intended = value.get("intended") if kind == COMMAND else ()
+            if kind == EVENTS:  # for auto rules
+                intended = [
+                    one["event"]["EventId"].lower() for one, stay in value["events"] if stay["is_intended"]
+                ]
+            if intended:
+                self.journal.append(f"commit intent {' '.join(intended)}")
         return durable
 
 
@@ -150,6 +165,8 @@ class ListenerRig:
         self.dry_run = dry_run
         self.approved_after: list[float] = []
         self.programs: Counter[str] = Counter()  # how they ended, and events that started unprepared
+        self.boot_id = "boot-1"
+        self.on_commit: Callable[[], object] = lambda: None  # called before and after each commit
         self._folder = folder
         self._events: list[dict[str, Any]] = []
         self._start()
@@ -162,9 +179,13 @@ class ListenerRig:
             max_bytes=2**30,
             retain_seconds=3600.0,
         )
-        self.outbox.journal = self.journal
+        self.outbox.journal, self.outbox.on_commit = self.journal, self._committing
         identity = VmIdentity(
-            Config(approvals=self.settings), "listen", imds=self.imds, outbox=self.outbox, clock=self.clock
+            *(Config(approvals=self.settings), "listen"),
+            imds=self.imds,
+            outbox=self.outbox,
+            clock=self.clock,
+            boot_id=self.boot_id,
         )
         identity.settle(lambda _: True)
         self.receiver = _JournalReceiver(self.queue, self.journal, self.clock)
@@ -178,6 +199,7 @@ class ListenerRig:
             meter=SimpleNamespace(
                 approved=self.approved_after.append,
                 prepared=lambda result, _: self.programs.update([result]),
+                recovered=lambda result: self.programs.update([f"recover {result}"]),
                 unprepared=lambda: self.programs.update(["unprepared"]),
             ),
         )
@@ -185,13 +207,16 @@ class ListenerRig:
             parts, self.settings, self.receiver, dry_run=self.dry_run, make_run=self._make_run
         )
 
+    def _committing(self) -> None:
+        self.on_commit()
+
     def restart(self, *, vm: Vm | None = None, dry_run: bool = False, **settings: Any) -> None:
         """End the process without a word, and start it again with changed `settings`, perhaps on another VM."""
         self.events()
         self.receiver.disconnect()
         self.outbox.close()
         self.settings = self.settings.model_copy(update=settings)
-        self.imds.vm = vm or self.imds.vm
+        self.imds.vm, self.boot_id = vm or self.imds.vm, vm.vm_id if vm else self.boot_id
         self.dry_run = dry_run
         self._start()
 

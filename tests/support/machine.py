@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from bridge.runtime.program import Result, Run
@@ -14,11 +15,16 @@ def program(name: str = "drain") -> str:
 
 
 class Machine:
-    """Runs the programs of one listener; `runs` has every one that was started, in order."""
+    """Runs the programs of one listener; `runs` has every one that was made, in order.
+
+    `on_start` and `on_end` are called with a run that is started, or asked to end.
+    """
 
     def __init__(self) -> None:
         self.runs: list[MachineRun] = []
         self.is_slow_to_end = False
+        self.on_start: Callable[[MachineRun], object] = lambda _: None
+        self.on_end: Callable[[MachineRun], object] = lambda _: None
 
     def make(self, *given: Any, timeout_seconds: float) -> Run:
         """Make a run, as the listener does."""
@@ -40,6 +46,11 @@ class Machine:
         """Those that have ended because they were asked to."""
         return [run for run in self.runs if run.result and run.result.ended_by == "stop"]
 
+    @property
+    def names(self) -> list[str]:
+        """The program of each run."""
+        return [run.command[0] for run in self.runs]
+
     def finish(self, **result: Any) -> None:
         """End every program that runs."""
         for run in self.running:
@@ -57,9 +68,12 @@ class MachineRun(Run):
 
     def start(self) -> None:
         """Start nothing."""
+        self._machine.on_start(self)
 
     def end(self) -> None:
         """End it without a result of its own."""
+        if not self.is_asked_to_end and self.result is None:
+            self._machine.on_end(self)
         self.is_asked_to_end = True
         if not self._machine.is_slow_to_end:
             self.result = self.result or Result(code=-15, ended_by="stop")

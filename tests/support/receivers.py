@@ -234,7 +234,10 @@ class FormatRow:
 FORMATS = {
     "cloudevents": FormatRow(types=("*",), age_seconds=604_800.0),
     "pagerduty": FormatRow(
-        types=(_SCHEDULED_EVENTS,),
+        types=(
+            _SCHEDULED_EVENTS,
+            *(f"io.imdsbridge.approval.{one}.v1" for one in ("outofwork", "recovered")),
+        ),
         per_second=2.0,
         needed={"routing_key": ROUTING_KEY},
         check=check_pagerduty,

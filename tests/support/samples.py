@@ -139,7 +139,10 @@ def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
             },
         )
     event = scheduled_event(at)
+    since, detail = at - timedelta(hours=1), "/usr/local/bin/recover: exit code 1"
     yield reporting(by, at, 9).prepared(event, key="stay", seconds=12.5)
+    yield reporting(by, at, 10).vm_recovered(event, since, seconds=3.2)
+    yield reporting(by, at, 11).out_of_work(event, since, reason="RecoverFails", detail=detail)
 
 
 # CloudEvents as formats get them, seen at NOW.

@@ -71,6 +71,8 @@ def record(folder: Path) -> list[Envelope]:
         ServiceBusLab(bus_config()) as bus,
         Inbox() as inbox,
     ):
+        # it fails once, so that the VM is out of work
+        recover = ["/bin/sh", "-c", f"test -e {folder}/failed || ! touch {folder}/failed"]
         given = {
             "imds": {"endpoint": imds.url("web-0"), "poll_seconds": 0.2},
             "stop_seconds": LIMIT_SECONDS,
@@ -79,7 +81,9 @@ def record(folder: Path) -> list[Envelope]:
                 "queue": FLEET,
                 "session": SESSION,
                 "policy": {"allow": [{}], "deny": [{"event_type": ["Terminate"]}]},
-                "auto": [{"event_type": ["Preempt"], "run": ["/bin/true"], "group": True}],
+                "auto": [
+                    {"event_type": ["Preempt"], "run": ["/bin/true"], "recover": recover, "group": True}
+                ],
             },
         }
         events = [*_watched(Forward(folder / "forward", given), imds)]
@@ -182,8 +186,10 @@ def _approved(listen: Forward, imds: ImdsLab, bus: ServiceBusLab) -> list[Envelo
         imds.fault(400, method="POST", path=EVENTS_PATH)
         _approve(listen, _schedule(imds, "Reboot"))
         _wait(listen, "approval.failed")
-        _schedule(imds, "Preempt")
+        eviction = _schedule(imds, "Preempt")
         _wait(listen, "approval.prepared")
+        imds.cancel(eviction)
+        _wait(listen, "approval.recovered")
         nonsense = [
             message(f"no command {number}", session_id="lab.web-0", message_id=f"order-{number}")
             for number in range(MALFORMED)

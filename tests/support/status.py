@@ -30,6 +30,7 @@ def process_status(now: datetime, role: str = "forward", **changes: Any) -> dict
             "commands": {"from": "sb://bus/commands", "last_error": None},
             "last_good_at": None,
             "waiting_commands": 0,
+            "out_of_work": [],
         },
         "relay": {"relay": {"from": "sb://bus/events", "last_error": None}},
     }

@@ -84,7 +84,7 @@ class Worker:
                     "message %s: a receipt without the listener's signature is ignored", message.message_id
                 )
             elif family == "approval" and key in self.events:
-                log.info("%s: approval %s: %s", key, kind, event["data"]["Reason"])
+                log.info("%s: approval %s: %s", key, kind, event["data"].get("Reason", "-"))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             log.warning("message %s is invalid and ignored: %r", message.message_id, error)
             return ""

@@ -135,6 +135,19 @@ def test_what_the_auto_rules_make_of_an_event_is_shown_and_a_failed_program_need
     assert (done.code, done.out) == (3, "event E-2: /drain has failed: exit code 1\n")
 
 
+def test_a_vm_that_is_out_of_work_is_shown_and_needs_a_person_once_that_was_told(
+    process: Process, cli: Cli
+) -> None:
+    out = {"Since": "2026-11-20T12:15:00.000Z", "Why": "/recover runs", "IsHeld": True, "NeedsPerson": False}
+    listens: dict[str, Any] = {"commands": None, "waiting_commands": 0, "dry_run": False, "sinks": {}}
+    process.write(**listens, out_of_work=[out])
+    assert "\nOUT OF WORK since 2026-11-20T12:15:00.000Z: /recover runs\n" in cli("status").out
+    assert cli("status", "--check").code == 0
+    process.write(**listens, out_of_work=[{**out, "Why": "/recover has failed", "NeedsPerson": True}])
+    done = cli("status", "--check")
+    assert (done.code, "out of work since 2026-11-20T12:15:00.000Z: /recover has failed" in done.out) == (3, True)
+
+
 @pytest.mark.parametrize(
     ("changes", "runs", "expected"),
     [

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridge.approvals.turns import SETTLE_SECONDS, Turns, deadline
+from bridge.approvals.state import EventState, Stay
+from bridge.approvals.turns import SETTLE_SECONDS, deadline, give_turns
 from bridge.config.approvals import AutoSettings
-from bridge.imds.document import Document, read_document
+from bridge.imds.document import SCHEDULED, read_document
 from bridge.runtime.time import iso_utc
 
 DRAIN = str(Path("/drain.exe").absolute())  # on Windows a program needs a drive and this suffix
@@ -37,16 +39,32 @@ def event(event_id: str, *names: str, notice: float | None = 900, **changes: Any
     }
 
 
-def document(*events: dict[str, Any]) -> Document:
-    return read_document({"DocumentIncarnation": 1, "Events": [*events]})
+def states(*events: dict[str, Any], limit: int = 1, before: Collection[str] = ()) -> dict[str, EventState]:
+    """Return the events of a document, some of which have a turn."""
+    document = read_document({"DocumentIncarnation": 1, "Events": [*events]})
+    return {
+        key: EventState(
+            event=one,
+            stay=Stay(since=0.0),
+            boot="",
+            absent_at=0.0,
+            has_turn=key in before,
+            rule=rule(limit) if one.status == SCHEDULED else None,
+        )
+        for key, one in document.events.items()
+    }
+
+
+def with_turns(events: Mapping[str, EventState]) -> set[str]:
+    return {key for key, one in events.items() if one.has_turn}
 
 
 def held(*events: dict[str, Any], limit: int = 1, before: tuple[str, ...] = ()) -> set[str]:
     """Return which events hold a turn once the document has stayed the same for long."""
-    turns, shown = Turns(before), document(*events)
+    given = states(*events, limit=limit, before=before)
     for at in (0.0, SETTLE_SECONDS, 2 * SETTLE_SECONDS):
-        turns.update(shown, dict.fromkeys(shown.events, rule(limit)), now=NOW, at=at)
-    return turns.held
+        given, _ = give_turns(given, now=NOW, at=at)
+    return with_turns(given)
 
 
 STARTED: dict[str, Any] = {"EventStatus": "Started", "NotBefore": ""}
@@ -85,7 +103,7 @@ def test_a_turn_is_kept_while_the_event_is_in_the_document_whatever_changes() ->
 
 
 def test_a_turn_needs_five_seconds_in_which_nothing_comes_first() -> None:
-    turns, late = Turns(), event("b", notice=900)
+    late, known = event("b", notice=900), dict[str, EventState]()
     for at, shown, expected in (
         (0.0, [late], set()),
         (4.0, [late, event("a", notice=600)], set()),
@@ -95,39 +113,36 @@ def test_a_turn_needs_five_seconds_in_which_nothing_comes_first() -> None:
         (14.9, [late], set()),
         (15.0, [late], {"b"}),
     ):
-        given = document(*shown)
-        turns.update(given, dict.fromkeys(given.events, RULE), now=NOW, at=at)
-        assert turns.held == expected, at
+        given = {key: known.get(key, one) for key, one in states(*shown).items()}
+        known, _ = give_turns(given, now=NOW, at=at)
+        assert with_turns(known) == expected, at
 
 
 def test_what_waits_and_what_may_not_be_approved_names_the_event_that_is_first() -> None:
-    shown = document(event("a"), event("b"), event("c", notice=30))
-    turns = Turns(["a"])
-    turns.update(shown, {"a": RULE, "b": RULE, "c": RULE}, now=NOW, at=0.0)
-    a, b, c = shown.events.values()
-    assert turns.first_ahead(b, RULE) == a
-    assert turns.first_beside(a, RULE) == c  # which is past its deadline
-    assert turns.first_beside(c, RULE) == a
-    alone = document(event("a"))
-    turns.update(alone, {"a": RULE}, now=NOW, at=1.0)
-    assert turns.first_beside(a, RULE) is None
+    shown = states(event("a"), event("b"), event("c", notice=30), before="a")
+    given, order = give_turns(shown, now=NOW, at=0.0)
+    a, b, c = given.values()
+    assert order.first_ahead(b, RULE) == a.event
+    assert order.first_beside(a.event, RULE) == c.event  # which is past its deadline
+    assert order.first_beside(c.event, RULE) == a.event
+    _, order = give_turns({"a": a}, now=NOW, at=1.0)
+    assert order.first_beside(a.event, RULE) is None
 
 
 def test_the_deadline_leaves_the_program_its_time() -> None:
-    (given,) = document(event("a", notice=900)).events.values()
-    assert deadline(given, RULE) == NOW + timedelta(seconds=900 - 60 - 10)
-    (undated,) = document(event("a", notice=None)).events.values()
-    assert deadline(undated, RULE) < NOW
-    assert deadline(given, AutoSettings(max_unavailable=1)) > NOW + timedelta(days=10_000)
+    given, undated = states(event("a", notice=900), event("b", notice=None)).values()
+    assert deadline(given.event, RULE) == NOW + timedelta(seconds=900 - 60 - 10)
+    assert deadline(undated.event, RULE) < NOW
+    assert deadline(given.event, AutoSettings(max_unavailable=1)) > NOW + timedelta(days=10_000)
 
 
 def test_five_thousand_events_are_put_in_order_within_a_second() -> None:
     import time  # noqa: PLC0415
 
-    shown = document(*(event(f"e{number}", notice=900 + number) for number in range(5000)))
-    turns, began = Turns(), time.process_time()
-    turns.update(shown, dict.fromkeys(shown.events, RULE), now=NOW, at=0.0)
-    for one in shown.events.values():
-        turns.first_ahead(one, RULE)
-        turns.first_beside(one, RULE)
+    shown = states(*(event(f"e{number}", notice=900 + number) for number in range(5000)))
+    began = time.process_time()
+    given, order = give_turns(shown, now=NOW, at=0.0)
+    for one in given.values():
+        order.first_ahead(one, RULE)
+        order.first_beside(one.event, RULE)
     assert time.process_time() - began < 1

@@ -23,6 +23,8 @@ TITLES = {
     "approval.rejected": "🟧 Approval rejected: Reboot of web-0, web-1 (the policy does not allow it)",
     "approval.failed": "🟥 Approval failed: Reboot of web-0, web-1 (IMDS did not answer)",
     "approval.prepared": "🟩 web-0 is prepared: Reboot of web-0, web-1",
+    "approval.recovered": "🟩 web-0 is back at work after Reboot",
+    "approval.outofwork": "🟥 web-0 is still out of work after Reboot",
     "imds.unreachable": "🟥 web-0 has not seen its Scheduled Events for 42 s",
     "imds.recovered": "🟩 web-0 sees its Scheduled Events again (after 42 s)",
     "bridge.heartbeat": "⬜ imds-bridge on web-0 is running",

@@ -12,13 +12,15 @@ from tests.support.receivers import ROUTING_KEY, check_pagerduty, pagerduty, set
 from tests.support.samples import EVENT_TYPES, EVENTS, NOW, scheduled, updated, with_data
 
 EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
-WATCH = "imds-bridge:watch:web-0/forward"
+WATCH, OUT_OF_WORK = (f"imds-bridge:{name}:web-0/forward" for name in ("watch", "out-of-work"))
 ACTIONS = {
     **dict.fromkeys(("scheduledevent.scheduled", "scheduledevent.updated"), ("trigger", EVENT_ID)),
     **dict.fromkeys(("scheduledevent.started", "approval.accepted"), ("acknowledge", EVENT_ID)),
     **{f"scheduledevent.{end}": ("resolve", EVENT_ID) for end in ("completed", "canceled", "ended")},
     "imds.unreachable": ("trigger", WATCH),
     "imds.recovered": ("resolve", WATCH),
+    "approval.outofwork": ("trigger", OUT_OF_WORK),
+    "approval.recovered": ("resolve", OUT_OF_WORK),
     "bridge.test": ("trigger", "imds-bridge:test:web-0"),
 }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,23 +29,42 @@ def test_a_program_gets_the_event_and_no_secret_of_this_process(monkeypatch: pyt
     monkeypatch.setenv("NODE_NAME", "node-0")
     for name in ("AZURE_CLIENT_SECRET", "IMDS_BRIDGE__SINKS__OPS__URL", "NOTIFY_SOCKET", "LD_PRELOAD"):
         monkeypatch.setenv(name, "secret")
-    got = environment(DATA)
+    got = environment(DATA, 600.0)
     assert "secret" not in got.values()
     assert {name: value for name, value in got.items() if name.startswith("IMDS_")} == {
         "IMDS_BRIDGE_EVENT_ID": "A-1",
         "IMDS_BRIDGE_EVENT_TYPE": "Reboot",
         "IMDS_BRIDGE_EVENT_STATUS": "Scheduled",
         "IMDS_BRIDGE_NOT_BEFORE": "2026-11-22T10:00:00.000Z",
+        "IMDS_BRIDGE_SECONDS_LEFT": "0",  # NotBefore has passed
         "IMDS_BRIDGE_RESOURCES": "web-0,web-1",
     }
     assert (got["PATH"], got["LANG"], got["NODE_NAME"]) == ("/bin", "C.UTF-8", "node-0")
 
 
 def test_values_that_no_environment_can_have_are_left_out_or_shortened() -> None:
-    got = environment({"EventId": "a\0b\x1b[31m\ud800", "EventType": 7, "Resources": ["v" * 50] * 10_000})
+    given = {"EventId": "a\0b\x1b[31m\ud800", "EventType": 7, "Resources": ["v" * 50] * 10_000}
+    got = environment(given, 30.0)
     assert got["IMDS_BRIDGE_EVENT_ID"] == "ab[31m"
     assert got["IMDS_BRIDGE_EVENT_TYPE"] == got["IMDS_BRIDGE_NOT_BEFORE"] == ""
     assert len(got["IMDS_BRIDGE_RESOURCES"]) == 32_000
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"EventStatus": "Scheduled", "NotBeforeUtc": "2026-11-22T10:00:20.500Z"}, "20"),
+        ({"EventStatus": "Scheduled", "NotBeforeUtc": "2026-11-22T11:00:00.000Z"}, "60"),
+        ({"EventStatus": "Scheduled", "NotBeforeUtc": None}, "60"),
+        ({"EventStatus": "Ended", "NotBeforeUtc": "2026-11-22T10:00:20.500Z"}, "60"),
+    ],
+)
+def test_a_program_is_told_how_long_it_has(
+    monkeypatch: pytest.MonkeyPatch, data: dict[str, Any], expected: str
+) -> None:
+    now = datetime(2026, 11, 22, 10, tzinfo=UTC)
+    monkeypatch.setattr("bridge.runtime.program.datetime", SimpleNamespace(now=lambda _: now))
+    assert environment(data, 60.0)["IMDS_BRIDGE_SECONDS_LEFT"] == expected
 
 
 @pytest.mark.parametrize(

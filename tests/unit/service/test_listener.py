@@ -417,7 +417,7 @@ def test_an_event_that_no_auto_rule_matches_any_more_is_not_posted_again(make_li
     rig.imds.restore()
     rig.run(4)
     (receipt,) = rig.receipts()
-    assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Failed", "imds_unavailable")
+    assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Failed", "unknown_outcome")
     assert "the outcome is not known" in receipt["data"]["Detail"]
     assert rig.imds.approved == []
 

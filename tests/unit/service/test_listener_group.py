@@ -81,10 +81,9 @@ def test_a_failed_program_is_a_receipt_needs_a_person_and_prepares_nothing(
     rig.run()
     machine.finish(code=1)
     rig.run(30)
-    assert (rig.prepared(), rig.reasons(), len(machine.runs)) == ([], ["denied"], 1)
+    assert (rig.prepared(), rig.reasons(), len(machine.runs)) == ([], ["not_prepared"], 2)
     (shown,) = rig.listener.status()["auto"]
     assert (shown["EventId"], shown["NeedsPerson"]) == (event, True)
-    assert "exit code 1" in shown["Why"]
     assert rig.programs == {"failed": 1}
 
 
@@ -115,27 +114,10 @@ def test_a_command_approves_a_prepared_event_of_several_vms_and_one_whose_progra
     assert len(rig.prepared()) == 2
 
 
-@pytest.mark.parametrize("same_incarnation", [True, False])
-def test_over_a_restart_a_prepared_event_stays_so_with_the_same_incarnation_alone(
-    rig: ListenerRig, machine: Machine, same_incarnation: bool
-) -> None:
-    rig.imds.schedule("web-0", "web-1")
-    rig.run()
-    machine.finish(code=0)
-    rig.run(2)
-    rig.restart()
-    if not same_incarnation:
-        rig.imds.show(*rig.imds.events)
-    rig.run(5)
-    assert len(machine.runs) == (1 if same_incarnation else 2)
-    machine.finish(code=0)
-    rig.run(5)
-    ids = {one["id"] for one in rig.prepared()}
-    assert len(ids) == len(rig.prepared()) == (1 if same_incarnation else 2)
-
-
-@pytest.mark.parametrize("change", [{"NotBefore": "Tue, 20 Jan 2037 22:26:58 GMT"}, {"Resources": ["web-0"]}])
-def test_an_event_that_changes_is_prepared_again_and_one_that_shrinks_to_this_vm_is_then_approved(
+@pytest.mark.parametrize(
+    "change", [{"NotBefore": "Tue, 20 Jan 2037 22:26:58 GMT"}, {"Resources": ["web-0"]}], ids=str
+)
+def test_a_prepared_event_that_changes_is_so_as_it_is_and_one_that_shrinks_to_this_vm_is_approved(
     rig: ListenerRig, machine: Machine, change: dict[str, Any]
 ) -> None:
     event = rig.imds.schedule("web-0", "web-1")
@@ -144,10 +126,7 @@ def test_an_event_that_changes_is_prepared_again_and_one_that_shrinks_to_this_vm
     rig.run(2)
     rig.imds.change(event, **change)
     rig.run(3)
-    assert (len(machine.runs), rig.imds.posts) == (2, [])
-    machine.finish(code=0)
-    rig.run(3)
-    assert len({one["id"] for one in rig.prepared()}) == 2
+    assert (len(machine.runs), len({one["id"] for one in rig.prepared()})) == (1, 2)
     assert rig.imds.approved == ([event] if "Resources" in change else [])
 
 
@@ -194,16 +173,17 @@ def test_a_failure_of_one_rules_program_does_not_decide_for_the_next_rule(
 ) -> None:
     rig = make_rig(auto=[{"run": [FIRST], "min_notice_seconds": 60}, {"run": [SECOND]}])
     event = rig.imds.schedule(NotBefore=notice(rig, 90))
-    rig.run()
+    rig.run(28)
     machine.finish(code=1)
-    rig.run(40)
+    rig.run(4)
+    assert rig.imds.posts == []
     machine.finish(code=0)
     rig.run(2)
     assert ([run.command for run in machine.runs], rig.imds.approved) == (
         [(FIRST,), (SECOND,)],
         [event],
     )
-    assert rig.reasons() == ["denied", "approved"]
+    assert rig.reasons() == ["not_prepared", "approved"]
 
 
 @pytest.mark.parametrize(

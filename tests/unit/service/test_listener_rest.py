@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bridge.approvals.state import EventState
 from bridge.service import bridge_events, listener
 from tests.support.listener import ListenerRig, MakeListener, command_body
 
@@ -261,5 +262,7 @@ def test_the_schedules_show_a_listener_without_the_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     always = play(tmp_path / "always", 1, await_seconds=math.inf, monkeypatch=monkeypatch)
-    monkeypatch.setattr("bridge.approvals.auto.Stays.absent_at", lambda *_: -math.inf)
+    monkeypatch.setattr(
+        "bridge.approvals.step.EventState", lambda **given: EventState(**{**given, "absent_at": -math.inf})
+    )
     assert play(tmp_path / "rests", 1, await_seconds=3.0, monkeypatch=monkeypatch) != always

@@ -8,18 +8,20 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bridge.approvals.auto import Stays
+from bridge.approvals import state, step, turns
 from bridge.approvals.policy import TERMINATE
-from bridge.approvals.turns import Turns
+from bridge.approvals.state import EventState
+from bridge.approvals.turns import Order
 from bridge.errors import ImdsError
 from bridge.runtime.program import Result
 from tests.support.imds import WEB_0
@@ -273,23 +275,20 @@ def test_no_vm_is_approved_for_others_and_never_too_many_leave_at_once(tmp_path:
         assert posts > 0.5 * SCHEDULES
 
 
-def forget_turns(turns: Turns, _held: Any = ()) -> None:
-    made(turns)
+def forget_turns(kind: Any, stored: Mapping[str, Any], **given: Any) -> Any:
+    return state.load(kind, {**stored, "has_turn": False}, **given)
 
 
-made = Turns.__init__
-
-
-def overtake(_: Turns, events: list[Any]) -> list[Any]:
-    return [event for event in events if event.status == "started"]
+def overtake(counted: Iterator[EventState]) -> list[Any]:
+    return [one.event for one in counted if one.event.status == "started"]
 
 
 @pytest.mark.parametrize(
     ("place", "value", "seed"),
     [
-        ((Turns, "__init__"), forget_turns, 286),
-        ((Turns, "_take"), overtake, 1),
-        ((Turns, "first_beside"), lambda *_: None, 0),
+        ((step, "load"), forget_turns, 286),
+        ((turns, "_taken"), overtake, 1),
+        ((Order, "first_beside"), lambda *_: None, 0),
     ],
     ids=[
         "turns forgotten at a restart",
@@ -319,10 +318,8 @@ class Commands:
         self.faults: list[str] = []
 
     def _posted(self, event_ids: list[str]) -> None:
-        document = self.rig.listener._document
-        assert document is not None
-        assert document.incarnation is not None
-        stays = self.served[document.incarnation]
+        assert self.rig.listener._state is not None
+        stays = self.served[self.rig.listener._state.incarnation or 0]
         for event_id in event_ids:
             known = self.unknown.get(event_id)
             if known not in (None, stays[event_id]):
@@ -334,6 +331,12 @@ class Commands:
             raise ImdsError("refused", status=self.random.choice([404, 409, 429]))
         for event_id in event_ids:
             self.unknown.pop(event_id, None)
+
+    @property
+    def known(self) -> Collection[str]:
+        """The events of the last document that the listener has read."""
+        state = self.rig.listener._state
+        return state.document.events if state and state.document else ()
 
     def play(self) -> list[str]:
         """Let a minute and a half pass; return what went wrong."""
@@ -347,14 +350,16 @@ class Commands:
                 self.rig.send(event_id, id=event_id)
             elif kind < 0.25 and shown:
                 event = self.random.choice(shown)
-                self.stays[event["EventId"]] += 1
                 if kind < 0.18:
+                    self.stays[event["EventId"]] += 1
                     seconds = self.random.randrange(60, 900)
                     self.rig.imds.change(event["EventId"], NotBefore=self.rig.in_seconds(seconds))
                 else:  # it leaves and returns: between two documents, or in two of them
                     self.rig.imds.remove(event["EventId"])
                     self.served[self.rig.imds.incarnation] = dict(self.stays)
                     self.rig.run(self.random.choice([0.0, 2.0]))
+                    # what nobody saw leave is in the same stay
+                    self.stays[event["EventId"]] += event["EventId"].lower() not in self.known
                     self.rig.imds.show(*shown)
             elif kind < 0.3:
                 self.rig.restart()
@@ -372,5 +377,5 @@ def test_no_command_is_posted_again_for_another_content_or_stay(tmp_path: Path) 
 
 
 def test_the_commands_show_what_sabotage_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stays, "id", lambda *_: "any")
+    monkeypatch.setattr("bridge.approvals.state.uuid4", lambda: SimpleNamespace(hex="any"))
     assert any(Commands(tmp_path, seed).play() for seed in range(50)), "no run shows it"

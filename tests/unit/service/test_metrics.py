@@ -165,6 +165,7 @@ def test_a_scrape_shows_the_sinks_and_the_bus(scrape: Scrape) -> None:
         "listen",
         commands={"last_error": "detached", "looked_at": "2026-11-22T09:00:00.000Z"},
         waiting_commands=2,
+        out_of_work=[{"Since": (now - timedelta(seconds=90)).isoformat()}],
         storage_error="disk full",
         storage_errors=3,
         sinks={"ops": sink},
@@ -173,6 +174,7 @@ def test_a_scrape_shows_the_sinks_and_the_bus(scrape: Scrape) -> None:
     assert scrape.value("bus_connected") == 0
     assert scrape.value("bus_looked_timestamp_seconds") == datetime(2026, 11, 22, 9, tzinfo=UTC).timestamp()
     assert scrape.value("waiting_commands") == 2
+    assert scrape.value("out_of_work_seconds") == pytest.approx(90, abs=0.1)
     assert scrape.value("storage_available") == 0
     assert scrape.value("storage_errors_total") == 3
     assert scrape.value("backlog_events", sink="ops") == 5

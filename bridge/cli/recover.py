@@ -1,0 +1,47 @@
+"""The command `recover`: have a VM that is out of work put back, or say that a person did it."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+
+from bridge.cli.common import OK, complete, load_config
+from bridge.errors import UsageError
+from bridge.outbox import inspect
+from bridge.outbox.rows import REQUEST
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.text import show
+from bridge.service.status import read_status
+
+_EPILOG = """\
+The listener runs `recover` of its rules on its own, and repeats it while it fails. Refused while an event for which
+this VM was prepared is in the document, and while a program runs. On a disk that comes from another VM, which was out
+of work, nothing runs until a person has decided by this command.
+
+examples:
+  imds-bridge recover           run `recover` now, without the pause after a failure
+  imds-bridge recover --done    a person has put the VM back to work: nothing is run
+"""
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    """Complete the parser of `recover`."""
+    complete(command, _run, epilog=_EPILOG)
+    command.add_argument("--done", action="store_true", help="a person did it: nothing is left to be run")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    folder = StateFolder(load_config(arguments).state_dir / "listen")
+    status = read_status(folder, datetime.now(UTC))
+    owed = status.get("out_of_work") or []
+    if not owed:
+        raise UsageError("recover: by its last status, this VM is not out of work; nothing was changed")
+    if held := [one["Why"] for one in owed if one["IsHeld"]]:
+        raise UsageError(f"recover: this VM has to stay out of work {'; '.join(held)}")
+    if not status["running"]:
+        raise UsageError(
+            "recover: `imds-bridge listen` does not run; once it is started, it recovers on its own"
+        )
+    inspect.ask(folder, REQUEST, "done" if arguments.done else "try")
+    show("the listener does so with its next document; see `imds-bridge status --role listen`")
+    return OK

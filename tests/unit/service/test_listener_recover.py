@@ -1,0 +1,393 @@
+"""Auto rules with `recover`: who has prepared the VM puts it back to work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bridge.approvals.state import OutOfWorkReason
+from bridge.config.approvals import AutoSettings
+from bridge.outbox.rows import DAMAGE, OWED, REQUEST, SIZE_LIMIT, STATE, STATE_FOLDER_GONE, Loss
+from bridge.service.answers import STAY
+from bridge.service.status import find_urgent
+from tests.support.imds import WEB_0
+from tests.support.listener import ListenerRig, MakeListener
+from tests.support.machine import Machine, program
+
+DRAIN, RECOVER, NEW = program(), program("recover"), program("new")
+RULE = {"run": [DRAIN], "recover": [RECOVER], "group": True}
+OTHER_VM = replace(WEB_0, vm_id="99999999-bd52-4150-9748-7190aae1ff21")
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def make_rig(make_listener: MakeListener, machine: Machine) -> MakeListener:
+    def make(**rule: Any) -> ListenerRig:
+        given = {name: value for name, value in {**RULE, **rule}.items() if value != ()}
+        return make_listener(policy={}, auto=[given], make_run=machine.make)
+
+    return make
+
+
+@pytest.fixture
+def rig(make_rig: MakeListener) -> ListenerRig:
+    return make_rig()
+
+
+def prepared(rig: ListenerRig, machine: Machine, *resources: str, **event: Any) -> str:
+    """Announce an event and prepare the VM for it."""
+    key = rig.imds.schedule(*resources, **event)
+    rig.run()
+    machine.finish(code=0)
+    rig.run(2)
+    return key
+
+
+def told(rig: ListenerRig, name: str) -> list[dict[str, Any]]:
+    """Return the data of the events of a type."""
+    return [one["data"] for one in rig.events() if one["type"] == f"io.imdsbridge.approval.{name}.v1"]
+
+
+def out_of_work(rig: ListenerRig) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = rig.listener.status()["out_of_work"]
+    return found
+
+
+def urgent(rig: ListenerRig) -> str:
+    return str(find_urgent({"role": "listen", "sinks": {}, **rig.listener.status()}, rig.clock.now()))
+
+
+def restart(rig: ListenerRig, *rules: dict[str, Any], **more: Any) -> None:
+    rig.restart(auto=tuple(AutoSettings(**one) for one in rules), **more)
+
+
+def test_recover_runs_once_the_event_is_over_and_is_published(rig: ListenerRig, machine: Machine) -> None:
+    event = prepared(rig, machine)
+    rig.imds.change(event, EventStatus="Started", NotBefore="")
+    rig.run(30)
+    assert machine.names == [DRAIN]
+    assert out_of_work(rig)[0]["Why"] == f"until Reboot {event} is over"
+    rig.imds.remove(event)
+    rig.run(1)
+    assert machine.names == [DRAIN, RECOVER]
+    data = machine.runs[1].data
+    assert (data["EventId"], data["EventStatus"], data["VmRebooted"]) == (event, "Ended", False)
+    machine.finish(code=0)
+    rig.run(1)
+    (recovered,) = told(rig, "recovered")
+    assert (recovered["EventId"], recovered["EventType"], out_of_work(rig)) == (event, "Reboot", [])
+    rig.restart()
+    rig.run(30)
+    assert machine.names == [DRAIN, RECOVER]
+    assert rig.programs == {"succeeded": 1, "recover succeeded": 1}
+
+
+def test_what_is_owed_is_committed_before_the_program_starts_and_forgotten_with_what_tells_of_it(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    owed: list[Any] = []
+    machine.on_start = lambda _: owed.append(rig.outbox.record(STATE, OWED))
+    event = prepared(rig, machine)
+    rig.imds.remove(event)
+    rig.run(1)
+    assert [[one["keys"] for one in each] for each in owed] == [[[event.lower()]], [[]]]
+    machine.finish(code=0)
+    rig.run(1)
+    assert (rig.outbox.record(STATE, OWED), len(told(rig, "recovered"))) == ([], 1)
+
+
+def test_an_event_that_leaves_in_the_middle_of_the_program_recovers_after_the_program_has_ended(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    machine.is_slow_to_end = True
+    event = rig.imds.schedule()
+    rig.run()
+    rig.imds.remove(event)
+    rig.run(4)
+    assert (machine.names, len(machine.asked_to_end)) == ([DRAIN], 1)
+    assert out_of_work(rig)[0]["Why"] == f"until {DRAIN} has ended"
+    machine.finish(code=0)
+    rig.run(1)
+    assert machine.names == [DRAIN, RECOVER]
+
+
+def test_recover_waits_for_the_last_event_whatever_has_become_of_it(
+    make_rig: MakeListener, machine: Machine
+) -> None:
+    rig = make_rig(max_duration_seconds=60)
+    first, second = prepared(rig, machine), prepared(rig, machine)
+    rig.imds.remove(first)
+    for change in ({"DurationInSeconds": 90}, {"Resources": ["web-0", None]}, {"EventStatus": "Odd"}):
+        rig.imds.change(second, **change)
+        rig.run(5)
+        assert machine.names == [DRAIN, DRAIN]
+    rig.imds.change(second, Resources=["web-1"])
+    rig.run(2)
+    assert machine.names == [DRAIN, DRAIN, RECOVER]
+
+
+def test_what_cannot_be_read_is_not_absent(rig: ListenerRig, machine: Machine) -> None:
+    event = prepared(rig, machine)
+    rig.imds.show({"EventId": 7})
+    rig.run(30)
+    assert (machine.names, "it is certain" in out_of_work(rig)[0]["Why"]) == ([DRAIN], True)
+    rig.imds.show({"EventId": 7}, {"EventId": event, "Resources": ["web-0"], "EventStatus": "Started"})
+    rig.run(1)
+    rig.imds.show({"EventId": 7})  # one that never could
+    rig.run(1)
+    assert machine.names == [DRAIN, RECOVER]
+
+
+@pytest.mark.parametrize("status", ["Scheduled", "Started"])
+@pytest.mark.parametrize("boots", [True, False])
+def test_after_a_reset_in_the_same_boot_an_event_that_had_not_started_may_come_back_for_five_minutes(
+    rig: ListenerRig, machine: Machine, boots: bool, status: str
+) -> None:
+    rig.imds.incarnation = 100
+    event = prepared(rig, machine)
+    rig.imds.change(event, EventStatus=status)
+    rig.run(2)
+    if boots:
+        rig.boot_id = "another"
+        rig.restart()
+    rig.imds.incarnation = 0
+    rig.imds.show()
+    rig.run(5)
+    is_over = boots or status == "Started"
+    assert machine.names == [DRAIN, RECOVER] if is_over else [DRAIN]
+    rig.restart()
+    rig.run(290)
+    assert (RECOVER in machine.names) == is_over
+    rig.run(10)
+    assert RECOVER in machine.names
+
+
+def test_recover_is_repeated_with_longer_pauses_and_needs_a_person_until_it_works(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    event = prepared(rig, machine)
+    rig.imds.remove(event)
+    for pause in (0, 5, 10, 20):
+        rig.run(pause + 1)
+        assert len(machine.running) == 1
+        machine.finish(code=1)
+        rig.run(1)
+    assert machine.names == [DRAIN] + [RECOVER] * 4
+    (data,) = told(rig, "outofwork")
+    assert (data["EventId"], data["Reason"], data["Detail"]) == (
+        event,
+        "RecoverFails",
+        f"{RECOVER}: exit code 1",
+    )
+    assert f"{RECOVER} has failed 4 time(s): exit code 1" in urgent(rig)
+    rig.run(60)
+    machine.finish(code=0)
+    rig.run(2)
+    assert (urgent(rig), len(told(rig, "recovered"))) == ("[]", 1)
+
+
+@pytest.mark.parametrize("seconds", [900, 30, -3])
+def test_a_new_event_waits_for_recover_unless_it_starts_anyway(
+    make_rig: MakeListener, machine: Machine, seconds: float
+) -> None:
+    rig = make_rig(run_timeout_seconds=60)
+    rig.imds.remove(prepared(rig, machine))
+    rig.run(1)
+    rig.imds.schedule(NotBefore=rig.in_seconds(seconds))
+    rig.run(5)
+    is_late = seconds < 900
+    assert (machine.names, len(machine.ended)) == ([DRAIN, RECOVER] + [DRAIN] * is_late, is_late)
+    machine.finish(code=0)
+    rig.run(2)
+    assert machine.names == [DRAIN, RECOVER, DRAIN]
+
+
+def test_what_is_prepared_is_recorded_also_where_its_rule_had_no_recover_then(
+    make_rig: MakeListener, machine: Machine
+) -> None:
+    """So recover never begins while the VM is prepared for an event."""
+    rig = make_rig(recover=())
+    first = prepared(rig, machine, "web-0", "web-1")
+    restart(rig, RULE)
+    rig.run(2)
+    assert (machine.names, out_of_work(rig)[0]["Why"]) == ([DRAIN], f"until Reboot {first} is over")
+    rig.imds.remove(prepared(rig, machine))
+    rig.run(5)
+    assert machine.names == [DRAIN, DRAIN]
+    rig.imds.remove(first)
+    rig.run(1)
+    assert machine.names == [DRAIN, DRAIN, RECOVER]
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ([], RECOVER),
+        ([{"run": [DRAIN], "recover": [NEW]}], NEW),
+        ([{"run": [DRAIN]}], RECOVER),
+        ([{"run": [NEW]}], RECOVER),
+    ],
+)
+def test_what_is_owed_is_paid_also_where_the_rule_was_changed_or_removed(
+    rig: ListenerRig, machine: Machine, rules: list[dict[str, Any]], expected: str
+) -> None:
+    event = prepared(rig, machine)
+    restart(rig, *rules)
+    rig.run(2)
+    machine.finish(code=0)
+    rig.run(2)
+    rig.imds.remove(event)
+    rig.run(2)
+    assert machine.names[-1] == expected
+    machine.finish(code=0)
+    rig.run(2)
+    assert out_of_work(rig) == []
+
+
+def test_rules_with_the_same_recover_share_it(make_listener: MakeListener, machine: Machine) -> None:
+    rules = [
+        {"event_type": ["Preempt"], "run": [NEW], "recover": [RECOVER], "run_timeout_seconds": 25},
+        {"run": [DRAIN], "recover": [RECOVER]},
+    ]
+    rig = make_listener(policy={}, auto=rules, make_run=machine.make)
+    first, second = prepared(rig, machine), prepared(rig, machine, EventType="Preempt")
+    rig.imds.remove(first)
+    rig.run(2)
+    rig.imds.remove(second)
+    rig.run(2)
+    assert machine.names == [DRAIN, NEW, RECOVER]
+
+
+# A disk of another VM, and lost records
+
+
+def clone(rig: ListenerRig, machine: Machine) -> None:
+    """Start on the disk of a VM that was out of work."""
+    rig.imds.remove(prepared(rig, machine))
+    rig.restart(vm=OTHER_VM)
+    rig.run(30)
+
+
+def test_on_the_disk_of_another_vm_nothing_runs_and_it_is_told(rig: ListenerRig, machine: Machine) -> None:
+    clone(rig, machine)
+    assert machine.names == [DRAIN]
+    (data,) = told(rig, "outofwork")
+    assert (data["Reason"], data["Detail"]) == ("OtherVm", "this disk comes from a VM that was out of work")
+    assert "another VM owed it" in urgent(rig)
+
+
+@pytest.mark.parametrize("request_", ["try", "done"])
+def test_a_person_decides_with_the_command_what_becomes_of_it(
+    rig: ListenerRig, machine: Machine, request_: str
+) -> None:
+    clone(rig, machine)
+    rig.outbox.commit([], records={(STATE, REQUEST): request_})
+    rig.run(2)
+    machine.finish(code=0)
+    rig.run(30)
+    assert machine.names == [DRAIN] + [RECOVER] * (request_ == "try")
+    (data,) = told(rig, "recovered")
+    assert (out_of_work(rig), data["DurationSeconds"] is None) == ([], request_ == "done")
+
+
+def test_a_request_ends_the_pause_and_what_a_person_did_is_forgotten_as_prepared(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    rig.imds.remove(prepared(rig, machine))
+    rig.run(1)
+    machine.finish(code=1)
+    rig.run(1)
+    rig.outbox.commit([], records={(STATE, REQUEST): "try"})
+    rig.run(1)
+    assert machine.names == [DRAIN, RECOVER, RECOVER]
+
+
+def test_a_request_is_not_carried_out_while_an_event_stands_and_not_later(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    event = prepared(rig, machine, "web-0", "web-1")
+    assert out_of_work(rig)[0]["IsHeld"]
+    rig.outbox.commit([], records={(STATE, REQUEST): "done"})
+    rig.run(5)
+    rig.imds.remove(event)
+    rig.run(2)
+    assert machine.names == [DRAIN, RECOVER]
+
+
+@pytest.mark.parametrize(
+    ("reason", "recovers"), [(DAMAGE, True), (STATE_FOLDER_GONE, True), (SIZE_LIMIT, False)]
+)
+def test_where_records_were_lost_every_rule_recovers_once_after_the_events_that_are_there(
+    make_listener: MakeListener, machine: Machine, reason: str, recovers: bool
+) -> None:
+    rules = [
+        {"event_type": ["Preempt"], "run": [DRAIN], "recover": [RECOVER]},
+        {"run": [NEW], "recover": [NEW]},
+    ]
+    rig = make_listener(policy={"deny": [{}]}, auto=rules, make_run=machine.make)
+    event = rig.imds.schedule()
+    loss = Loss(reason=reason, count=None)
+    rig.outbox._storage.run(lambda database: database.note_losses([loss]), synced=True)
+    rig.run(8)
+    assert (machine.names, [one["keys"] for one in rig.outbox.record(STATE, OWED) or ()]) == (
+        [],
+        [[event.lower()]] * 2 * recovers,
+    )
+    rig.imds.remove(event)
+    rig.run(2)
+    assert machine.names == [RECOVER, NEW] * recovers
+    machine.finish(code=0)
+    rig.run(8)
+    assert (machine.names, out_of_work(rig)) == ([RECOVER, NEW] * recovers, [])
+
+
+def test_what_the_version_before_had_prepared_is_owed(rig: ListenerRig, machine: Machine) -> None:
+    event = rig.imds.schedule(EventStatus="Started", NotBefore="")
+    stay = {"stay": "s", "place": [1, "x"], "at": None, "prepared_by": "a hash"}
+    rig.outbox.commit([], records={(STAY, event.lower()): stay})
+    rig.run(5)
+    assert machine.names == []
+    rig.imds.remove(event)
+    rig.run(1)
+    assert machine.names == [RECOVER]
+
+
+# Told
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_a_vm_that_is_out_of_work_for_two_hours_without_an_event_is_told_once(
+    rig: ListenerRig, machine: Machine, is_dry_run: bool
+) -> None:
+    event = prepared(rig, machine)
+    if is_dry_run:
+        rig.restart(dry_run=True)
+    rig.clock.advance(3 * 3600)  # in which the event stands
+    rig.run(2)
+    rig.imds.remove(event)
+    rig.run(2)
+    for _ in range(4):
+        rig.clock.advance(2400)
+        rig.run(2)
+    reasons: list[OutOfWorkReason] = [one["Reason"] for one in told(rig, "outofwork")]
+    assert reasons == ["TwoHours"]
+    assert machine.names == [DRAIN] + [RECOVER] * (not is_dry_run)
+    assert out_of_work(rig)[0]["Why"] == ("dry run: nothing is run" if is_dry_run else f"{RECOVER} runs")
+    assert "out of work" in urgent(rig)
+
+
+def test_recover_that_a_stop_has_ended_runs_again_and_counts_as_no_failure(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    rig.imds.remove(prepared(rig, machine))
+    rig.run(1)
+    rig.finish()
+    rig.restart()
+    rig.run(2)
+    assert (machine.names, told(rig, "outofwork")) == ([DRAIN, RECOVER, RECOVER], [])
