@@ -370,8 +370,9 @@ def _remedy(error: object, section: str) -> str:
 
 
 def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:
-    for fault in filter(None, {find_fault(rule.run) for rule in settings.auto if rule.run}):
-        remedy = "correct it, or `run` of the auto rule: its events would not be approved"
+    programs = {program for rule in settings.auto for program in (rule.run, rule.recover) if program}
+    for fault in filter(None, map(find_fault, programs)):
+        remedy = "correct it, or the auto rule: its events would not be approved, or the VM stay out of work"
         yield Finding("approvals.auto", "FAIL", fault, remedy)
     if not settings.has_bus:
         yield Finding("approvals", "ok", "only auto rules approve: there is no bus")

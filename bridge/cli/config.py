@@ -11,10 +11,11 @@ from bridge.cli.common import OK, add_command
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.config.sinks import alternatives
+from bridge.contract.types import type_of
 from bridge.errors import ConfigError
 from bridge.runtime.text import show
 from bridge.service.composition import relay_settings
-from bridge.service.parts import build_sinks, sinks_of
+from bridge.service.parts import build_sinks, filter_of, sinks_of
 
 # Generated from the settings.
 _SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
@@ -75,6 +76,7 @@ def warnings(config: Config) -> Iterator[tuple[str, str, str]]:
     for name, sink in sinks_of(config).items():
         for text in sink.warnings():
             yield name, f"sinks.{name}.{text}", "correct it, unless it is a value that Azure has added"
+    yield from _other_recovers(config)
     for text in config.approvals.warnings() if config.approvals else ():
         yield "approvals", f"approvals.{text}", "change it, unless this is what you want"
     for variable in config.policy_variables if config.approvals else ():
@@ -83,6 +85,22 @@ def warnings(config: Config) -> Iterator[tuple[str, str, str]]:
     for part, key, event_type in _event_types(config):
         if lack := config.imds.lack(event_type.capitalize()):
             yield part, f"{key}: {lack}", "set a newer api_version in [imds], or leave the value out"
+
+
+def _other_recovers(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield the sinks that seem to put the VM back to work, which do not wait for the program of an auto rule."""
+    has_run = config.approvals and any(rule.run for rule in config.approvals.auto)
+    for name, sink in sinks_of(config).items() if has_run else ():
+        matches = filter_of(sink).matches_type
+        is_of_ends = matches(type_of("scheduledevent.ended")) and not matches(
+            type_of("scheduledevent.scheduled")
+        )
+        if sink.kind == "exec" and is_of_ends:
+            text = f"sinks.{name}: it gets how events end, also while the program of an auto rule still runs"
+            remedy = (
+                "if it puts the VM back, name it as `recover` of the rule, once listen's user has its rights"
+            )
+            yield name, text, remedy
 
 
 def _event_types(config: Config) -> Iterator[tuple[str, str, str]]:

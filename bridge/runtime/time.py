@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import re
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
+from uuid import UUID
 
 from bridge.runtime.json import Json
+
+if sys.platform == "win32":
+    from bridge.runtime.windows import read_boot
+else:
+    from bridge.runtime.posix import read_boot
 
 CLOCK_JUMP_SECONDS = 60.0
 # Of the time passed: twice as fast as NTP corrects a clock, so that steps do not add up.
@@ -104,11 +113,15 @@ class RepeatLimit:
 
 
 def read_boot_id(path: Path = _BOOT_ID) -> str:
-    """Return an id that is new after each start of the machine; "" where there is none, as on Windows."""
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""
+    """Return an id that is new after each start of the machine, in one spelling; "" where there is none.
+
+    systemd's units hide the file, and give the id in the environment, where it has no dashes.
+    """
+    given = os.environ.get("IMDS_BRIDGE_BOOT_ID", "")
+    with suppress(OSError, ValueError):
+        given = given or read_boot(path)
+        given = str(UUID(given))
+    return given
 
 
 def parse_instant(value: Json) -> datetime | None:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from azure.servicebus import ServiceBusClient, ServiceBusReceiver
 
-from bridge.approvals.auto import Stays
+from bridge.approvals.state import EventState, State, Stay
 from bridge.azure.bus_receiver import RECEIVE_MESSAGES
 from bridge.config.models import ImdsSettings
 from bridge.events.model import StoredEvent
@@ -21,7 +21,7 @@ from bridge.imds.client import ImdsClient
 from bridge.imds.document import parse_document
 from bridge.runtime.threads import start_thread
 from bridge.runtime.time import Clock
-from bridge.service.answers import STAY
+from bridge.service import answers
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.bench import bus, parts, simulators
 from tests.bench.measure import BenchError, Progress, Row, apart
@@ -148,11 +148,13 @@ def _approve_before(task: _Task) -> None:
         parts.open_outbox(task.folder),
         ImdsClient(ImdsSettings(endpoint=task.imds_url), clock=clock),
     )
-    stays, document = Stays(lambda _: None), parse_document(imds.document())
-    stays.update(document, read_at=clock.monotonic())
-    for key in document.events:
-        stays.approve(key, at=clock.now())
-    outbox.commit([], records={(STAY, key): stays.record(key) for key in document.events})
+    document, stay = parse_document(imds.document()), Stay(since=0.0, approved_at=clock.now(), is_posted=True)
+    events = {
+        key: EventState(event=event, stay=stay, boot="", absent_at=0.0)
+        for key, event in document.events.items()
+    }
+    known = {"incarnation": document.incarnation, "events": State(events=events).dump_events()}
+    outbox.commit([], records={(answers.EVENTS, answers.KNOWN): known})
     outbox.close()
     imds.close()
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 from prometheus_client import CollectorRegistry
@@ -50,7 +51,7 @@ def known_names() -> set[str]:
     """Return every metric, label and value of a label that exists."""
     registry = CollectorRegistry()
     Meter(registry, ["ops"])
-    status = {
+    status: dict[str, Any] = {
         "role": "forward",
         "storage_error": None,
         "storage_errors": 0,

@@ -229,8 +229,12 @@ def test_settings_that_are_hardly_meant_are_warnings(cli: Cli, monkeypatch: pyte
     where = {"EventType": ["Preempt", "Rebot"]}
     cli.write(
         imds={"api_version": "2017-08-01"},
-        sinks={"screen": {"kind": "stdout", "where": where}},
-        approvals={"auto": [{"event_type": ["terminate", "Reboot"]}]},
+        sinks={
+            "screen": {"kind": "stdout", "where": where},
+            "log": {"kind": "exec", "run": ["/bin/true"]},
+            "own": {"kind": "exec", "run": ["/bin/true"], "types": ["*.completed.v1", "*.ended.v1"]},
+        },
+        approvals={"auto": [{"event_type": ["terminate", "Reboot"], "run": ["/bin/true"]}]},
     )
     done = cli.check()
     comes_with = "%s comes with api_version %s, and [imds] asks for 2017-08-01"
@@ -239,6 +243,14 @@ def test_settings_that_are_hardly_meant_are_warnings(cli: Cli, monkeypatch: pyte
         ("settings", 'sinks.screen.where.EventType: given "Rebot", did you mean Reboot?'),
         ("settings", f"sinks.screen.where.EventType: {comes_with % ('Preempt', '2017-11-01')}"),
         ("settings", f"approvals.auto[0].event_type: {comes_with % ('Terminate', '2019-01-01')}"),
+        (
+            "settings",
+            "approvals.auto[0].run: given without recover: once the event is over, nothing puts the VM back to work",
+        ),
+        (
+            "settings",
+            "sinks.own: it gets how events end, also while the program of an auto rule still runs",
+        ),
     }
 
 

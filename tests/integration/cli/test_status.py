@@ -145,7 +145,10 @@ def test_a_vm_that_is_out_of_work_is_shown_and_needs_a_person_once_that_was_told
     assert cli("status", "--check").code == 0
     process.write(**listens, out_of_work=[{**out, "Why": "/recover has failed", "NeedsPerson": True}])
     done = cli("status", "--check")
-    assert (done.code, "out of work since 2026-11-20T12:15:00.000Z: /recover has failed" in done.out) == (3, True)
+    assert (done.code, "out of work since 2026-11-20T12:15:00.000Z: /recover has failed" in done.out) == (
+        3,
+        True,
+    )
 
 
 @pytest.mark.parametrize(

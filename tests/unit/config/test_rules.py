@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bridge.config.approvals import ApprovalSettings
+from bridge.config.approvals import ApprovalSettings, AutoSettings
 from bridge.config.sinks import ExecSettings
 from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES
 from tests.support.settings import faults, read, stdout
@@ -95,6 +95,15 @@ FAULTS = [
         )
         for seconds in SECONDS
     ),
+    (f"{AUTO}\nrecover = ['{PROGRAM}']", "approvals.auto[0].recover: ", "expected only with run"),
+    *(
+        (
+            f"{AUTO}\nrun = ['{PROGRAM}']\n[[approvals.auto]]\nrun = ['{PROGRAM}']\nrecover = ['{PROGRAM}'{more}]",
+            "approvals.auto[1].recover: ",
+            "expected none, as the rule before it",
+        )
+        for more in ("", ", '-v'")
+    ),
 ]
 
 
@@ -103,6 +112,14 @@ def test_what_cannot_be_meant_is_an_error(tmp_path: Path, text: str, start: str,
     (fault,) = faults(tmp_path, text)
     assert fault.startswith(start)
     assert words in fault
+
+
+def test_a_rule_with_turns_gives_its_program_less_time_by_default() -> None:
+    given: list[dict[str, Any]] = [{}, {"max_unavailable": 1}]
+    given += [{"max_unavailable": 1, "run_timeout_seconds": 400}]
+    rules = [AutoSettings(run=(str(PROGRAM),), recover=(str(PROGRAM),), **one) for one in given]
+    assert [rule.run_timeout_seconds for rule in rules] == [600, 300, 400]
+    assert [len([*rule.warnings()]) for rule in rules] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

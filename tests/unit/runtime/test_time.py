@@ -84,8 +84,24 @@ def test_the_time_of_a_suspended_machine_counts(monkeypatch: pytest.MonkeyPatch)
     assert clock.monotonic() - before >= 3600
 
 
-@pytest.mark.parametrize(("content", "boot_id"), [(b"5c9a-0b2e\n", "5c9a-0b2e"), (b"\xff", ""), (None, "")])
-def test_the_boot_id_is_empty_if_there_is_none(tmp_path: Path, content: bytes | None, boot_id: str) -> None:
+BOOT_ID = "5c9a0b2e-1f4d-4f6a-9c3e-0a1b2c3d4e5f"
+
+
+@pytest.mark.posix("Windows counts its boots")
+@pytest.mark.parametrize(
+    ("content", "variable", "boot_id"),
+    [
+        (f"{BOOT_ID}\n".encode(), "", BOOT_ID),
+        (f"{BOOT_ID}\n".encode(), BOOT_ID.replace("-", ""), BOOT_ID),
+        (None, BOOT_ID.replace("-", "").upper(), BOOT_ID),
+        (b"\xff", "", ""),
+        (None, "", ""),
+    ],
+)
+def test_the_boot_id_of_a_unit_is_that_of_the_file_which_it_hides_and_empty_if_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, variable: str, boot_id: str
+) -> None:
+    monkeypatch.setenv("IMDS_BRIDGE_BOOT_ID", variable)
     if content is not None:
         (tmp_path / "boot_id").write_bytes(content)
     assert read_boot_id(tmp_path / "boot_id") == boot_id
