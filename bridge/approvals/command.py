@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
+import struct
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -18,11 +20,29 @@ from bridge.runtime.text import printable
 from bridge.runtime.time import parse_iso
 
 COMMAND_APPROVE = "command.approve"
+_KNOWN = ("EventId", "EventIds", "StartRequests", "Id", "Vm", "RequestedBy", "Reason", "ExpiresAt")
+_FORMS = ("StartRequests", "EventIds", "EventId")
 MAX_EVENT_IDS = 100
 MAX_BODY_BYTES = 256 * 1024
 _MAX_DEPTH = 100
 _ATTRIBUTE = re.compile(r"cloudEvents[_:](.+)", re.IGNORECASE)
-_decoder = BoundedDecoder(max_depth=_MAX_DEPTH)
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
+# What .NET's DataContractSerializer makes of a text: the start of the binary XML, and each part with its length.
+_DOTNET = b"@\x06string\x083http://schemas.microsoft.com/2003/10/Serialization/"
+_LENGTHS = {0x98: "<B", 0x9A: "<H", 0x9C: "<i"}
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """Return an object; of a name that is given twice it is not known which value is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{_show(twice)} is given twice")
+    return found
+
+
+_decoder = BoundedDecoder(max_depth=_MAX_DEPTH, object_pairs_hook=_unique)
+_lenient = BoundedDecoder(max_depth=_MAX_DEPTH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +63,35 @@ class Command:
 
 
 def unwrap(body: bytes) -> bytes:
-    """Return the text in a body that is a JSON string, as npm's client makes of a text; any other body unchanged."""
+    """Return the text in a body that is a JSON string, as npm's client makes it, or .NET's; others unchanged."""
+    if body.startswith(_DOTNET):
+        return _dotnet_text(body[len(_DOTNET) :]) or body
     if len(body) <= MAX_BODY_BYTES and body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b'"'):
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             return str(json.loads(body.decode("utf-8-sig"))).encode(errors="surrogatepass")
     return body
+
+
+def _dotnet_text(rest: bytes) -> bytes:
+    """Return the text of binary XML behind its start, "" if that is something else."""
+    text = b""
+    while rest and (form := _LENGTHS.get(rest[0] & 0xFE)):
+        size = struct.calcsize(form)
+        with suppress(struct.error):
+            (length,) = struct.unpack_from(form, rest, 1)
+            text, rest = text + rest[1 + size : 1 + size + length], rest[1 + size + length :]
+            continue
+        return b""
+    return text if rest in (b"", b"\x01") else b""
+
+
+def find_id(body: bytes, properties: Mapping[str, str]) -> str:
+    """Return the id that a message gives itself which is no command, "" if none can be read."""
+    with suppress(ValueError):
+        given = read_object(body, max_bytes=MAX_BODY_BYTES, decoder=_lenient, encoding="utf-8-sig")
+        known = _attributes(properties).get("id") or given.get("id" if "specversion" in given else "Id")
+        return printable(known)
+    return ""
 
 
 def parse_command(
@@ -80,6 +124,7 @@ def parse_command(
             raise ValueError("a CloudEvent without an object as data")
         if not command_id:
             raise ValueError("a CloudEvent without an id")
+    _check_names(data)
     event_ids = _event_ids(data)
     vm = _vm(data.get("Vm"))
     key = [command_id, sorted(event_id.lower() for event_id in event_ids), vm.casefold(), source]
@@ -127,23 +172,33 @@ def _check_type(attributes: Mapping[str, Json]) -> None:
 
 def _event_ids(data: Mapping[str, Json]) -> tuple[str, ...]:
     """Return the ids in their order, each once, whatever its letter case."""
-    forms = [name for name in ("StartRequests", "EventIds", "EventId") if name in data]
-    if len(forms) > 1:
-        raise ValueError(f"{' and '.join(forms)} together, expected only one of them")
-    form = forms[0] if forms else "EventId"
-    given: Json = [data.get("EventId")] if form == "EventId" else data[form]
+    forms = [name for name in _FORMS if data.get(name) is not None]
+    if len(forms) != 1:
+        found = f"{' and '.join(forms)} together" if forms else "no EventId, EventIds or StartRequests"
+        raise ValueError(f'{found}, expected one of them, such as {{"EventId": "..."}}')
+    (form,) = forms
+    given: Json = [data["EventId"]] if form == "EventId" else data[form]
     if not isinstance(given, list):
         raise ValueError(f"{form} is not a list")
     if form == "StartRequests":
-        given = [one.get("EventId") if isinstance(one, dict) else None for one in given]
+        requests = [one for one in given if isinstance(one, dict)]
+        for one in requests:
+            _check_names(one)
+        given = [one.get("EventId") for one in requests] + [None] * (len(given) - len(requests))
     if not given or len(given) > MAX_EVENT_IDS:
         raise ValueError(f"{len(given)} EventIds, expected 1 to {MAX_EVENT_IDS}")
     for event_id in given:
         if not is_event_id(event_id):
-            raise ValueError(
-                'an EventId that is not 1 to 200 printable ASCII characters; expected {"EventId": "..."}'
-            )
+            raise ValueError(f"an EventId {_show(event_id)}, expected 1 to 200 printable ASCII characters")
     return tuple({event_id.lower(): event_id for event_id in given}.values())
+
+
+def _check_names(data: Mapping[str, Json]) -> None:
+    """Refuse a property that is a known one but for its letter case: who misspells a restriction means it."""
+    known = {name.lower(): name for name in _KNOWN}
+    for name in data:
+        if name not in _KNOWN and (meant := known.get(name.lower())):
+            raise ValueError(f"{_show(name)}, expected {meant}: letter case matters")
 
 
 def _vm(value: Json) -> str:
@@ -157,9 +212,11 @@ def _vm(value: Json) -> str:
 
 
 def _instant(value: Json) -> datetime | None:
-    instant = parse_iso(value)
+    is_one = isinstance(value, str) and _INSTANT.fullmatch(value)
+    instant = parse_iso(value) if is_one else None
     if instant is None and value is not None:
-        raise ValueError(f"ExpiresAt {_show(value)}, expected a time such as 2026-01-31T12:00:00Z")
+        text = f"ExpiresAt {_show(value)}, expected a time with its zone such as 2026-01-31T12:00:00Z"
+        raise ValueError(text)
     return instant
 
 

@@ -7,6 +7,7 @@ when one of these attributes is gone.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Sequence
@@ -18,9 +19,12 @@ from azure.servicebus._pyamqp import receiver as receiver_link
 from azure.servicebus._pyamqp._decode import decode_payload
 from azure.servicebus._pyamqp.message import Message
 from azure.servicebus._transport import _pyamqp_transport
+from azure.servicebus.amqp import AmqpMessageBodyType
 
-from bridge.runtime.text import one_line
+log = logging.getLogger(__name__)
 
+_NO_TEXT = "its body is an AMQP {}, expected a text or bytes"
+_KINDS = {dict: "map", list: "list", int: "number", float: "number", bool: "boolean"}
 _FAULT = "imds-bridge: undecodable"  # a name that no sender can set: the SDK decodes names to bytes
 
 
@@ -120,9 +124,15 @@ def accept_undecodable_messages() -> None:
 
 
 def fault_of(received: ServiceBusReceivedMessage) -> str:
-    """Return why a message could not be decoded, "" if it could."""
-    annotations = received.raw_amqp_message.annotations
-    return str(annotations.get(_FAULT, "")) if isinstance(annotations, dict) else ""
+    """Return why a message could not be decoded, or has no text as its body; "" if neither is so."""
+    message = received.raw_amqp_message
+    if isinstance(message.annotations, dict) and _FAULT in message.annotations:
+        return str(message.annotations[_FAULT])
+    if message.body_type == AmqpMessageBodyType.SEQUENCE:
+        return _NO_TEXT.format("sequence")
+    is_value = message.body_type == AmqpMessageBodyType.VALUE
+    is_text = not is_value or isinstance(message.body, str | bytes | None)
+    return "" if is_text else _NO_TEXT.format(_KINDS.get(type(message.body), "value"))
 
 
 def _decode(payload: memoryview) -> Message:
@@ -133,9 +143,9 @@ def _decode(payload: memoryview) -> Message:
     try:
         message = decode_payload(payload)
         _check_types(message)
-    except Exception as error:  # noqa: BLE001 - whatever the decoder raises, the message has to be settled
-        reason = one_line(str(error), 200) or "no detail"
-        fault = f"a value that the SDK cannot decode ({type(error).__name__}: {reason})"
+    except Exception as error:
+        log.debug("a message that the SDK cannot decode", exc_info=error)
+        fault = "it has a value that the SDK cannot decode, of an AMQP type such as char or decimal"
         return Message(message_annotations={_FAULT: fault}, data=[b""])
     return message
 

@@ -21,7 +21,7 @@ class ReceivedMessage:
         sequence_number: the broker's number of the message, the same for every delivery; None if it could not be
             decoded.
         may_have_waited: it may have been on the bus before this receiver connected.
-        fault: why the message could not be decoded, "" if it could; its other values are empty then, and it should
+        fault: why the message could not be decoded, "" if it could; its other values may be empty then, and it should
             be dead-lettered.
         handle: what the receiver needs to settle the message; of no use to anyone else.
     """

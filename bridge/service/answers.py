@@ -163,7 +163,13 @@ class AnswerBatch:
         return self._rejections.allows(reason, self._clock.monotonic())
 
     def refuse(
-        self, message: ReceivedMessage, reason: str, detail: str, *, command: Command | None = None
+        self,
+        message: ReceivedMessage,
+        reason: str,
+        detail: str,
+        *,
+        command: Command | None = None,
+        command_id: str = "",
     ) -> None:
         """Dead-letter a message; publish a receipt unless there were too many within the minute.
 
@@ -172,13 +178,15 @@ class AnswerBatch:
             reason: `malformed` or `bad_signature`.
             detail: what is wrong.
             command: what the message asks for, if it can be read.
+            command_id: its id, if only that can be read.
         """
         decision = rejected(reason, detail)
+        data = command_data(command) if command else {"Id": command_id or printable(message.message_id)}
         if self._refusals.allows(reason, self._clock.monotonic()):
-            self._answer_refused(message, decision, command)
+            self._answer_refused(message, decision, data)
         self.settle([message], dead_letter(decision))
 
-    def _answer_refused(self, message: ReceivedMessage, decision: Decision, command: Command | None) -> None:
+    def _answer_refused(self, message: ReceivedMessage, decision: Decision, data: Mapping[str, Json]) -> None:
         digest = sha256(message.message_id.encode(errors="surrogatepass") + b"\0" + message.body)
         key = f"{decision.reason}:{digest.hexdigest()}"
         if record := self.record(key):
@@ -189,7 +197,6 @@ class AnswerBatch:
             decision.detail,
             extra={"reason": decision.reason, "message_id": message.message_id[:128]},
         )
-        data = command_data(command) if command else {"Id": printable(message.message_id)}
         receipt = self.add(decision, "", data, key=key)
         self.put(key, {"receipts": {"": receipt}}, is_done=True)
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from bridge.approvals.approver import READ_EVERY_SECONDS, ImdsApprover, choose
 from bridge.approvals.auto import Rules, Seen
-from bridge.approvals.command import Command, parse_command, unwrap
+from bridge.approvals.command import Command, find_id, parse_command, unwrap
 from bridge.approvals.pending import Pending
 from bridge.approvals.policy import (
     Decision,
@@ -204,6 +204,7 @@ class Listener:
 
     def _read(self, message: ReceivedMessage) -> Command | None:
         """Return the command of a message; refuse a message that has none, or a bad signature, and return None."""
+        body = b""
         try:
             body = unwrap(message.decoded_body())
             command = parse_command(
@@ -213,7 +214,9 @@ class Listener:
                 signed_id="" if self.settings.signing_secrets is None else signed_id(message.properties),
             )
         except ValueError as error:
-            self._answers.refuse(message, "malformed", str(error))
+            self._answers.refuse(
+                message, "malformed", str(error), command_id=find_id(body, message.properties)
+            )
             return None
         if fault := self._signature_fault(message, body):
             self._answers.refuse(message, "bad_signature", fault, command=command)

@@ -527,15 +527,15 @@ class StartRequest(Part):
 
 
 def _has(name: str) -> dict[str, Any]:
-    """Require a property, which strict validators want to be named beside it."""
-    return {"properties": {name: {}}, "required": [name]}
+    """Require a property, which strict validators want to be named beside it; null counts as absent."""
+    return {"properties": {name: {"not": {"type": "null"}}}, "required": [name]}
 
 
 class CommandApproveData(Part):
     """Approve events that are Scheduled in the document; an approval releases every VM in the event's Resources.
 
-    Give exactly one of EventId, EventIds and StartRequests. Send it as the data of a CloudEvent of this type, whose
-    `id` is then the command's id, or on its own as JSON (at most 256 KiB).
+    Give exactly one of EventId, EventIds and StartRequests; null counts as absent, and letter case matters. Send it as
+    the data of a CloudEvent of this type, whose `id` is then the command's id, or on its own as JSON (at most 256 KiB).
     """
 
     # not "oneOf" alone, of which generators of code make types without properties
@@ -546,11 +546,11 @@ class CommandApproveData(Part):
         }
     )
 
-    EventId: EventIdText = _optional("The id of the event to approve, in any letter case.", _ID)
-    EventIds: list[EventIdText] = _optional(
+    EventId: EventIdText | None = _optional("The id of the event to approve, in any letter case.", _ID)
+    EventIds: list[EventIdText] | None = _optional(
         "The ids of the events to approve; each gets its own receipt.", [_ID], min_length=1, max_length=100
     )
-    StartRequests: list[StartRequest] = _optional(
+    StartRequests: list[StartRequest] | None = _optional(
         "The events to approve, in the format of IMDS.",
         [{"EventId": _ID}],
         min_length=1,

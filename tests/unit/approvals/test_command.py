@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +16,7 @@ from bridge.approvals.command import (
     MAX_BODY_BYTES,
     MAX_EVENT_IDS,
     Command,
+    find_id,
     parse_command,
     unwrap,
 )
@@ -64,6 +64,10 @@ def test_a_cloud_event_is_read() -> None:
         ({"StartRequests": [{"EventId": "A"}, {"EventId": "B"}]}, ("A", "B")),  # as IMDS accepts it
         (b'\xef\xbb\xbf{"EventId": "A"}', ("A",)),
         ({"EventIds": ["abc", "X", "ABC"]}, ("ABC", "X")),
+        (
+            {"EventId": "A", "EventIds": None, "StartRequests": None},
+            ("A",),
+        ),  # as classes of our schema write it
         (
             {"EventIds": [f"{number}" for number in range(MAX_EVENT_IDS)]},
             tuple(map(str, range(MAX_EVENT_IDS))),
@@ -128,20 +132,40 @@ def test_a_body_that_is_not_a_json_string_within_the_limit_stays_as_it_is(body: 
     assert unwrap(body) is body
 
 
-@pytest.fixture
-def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as changed:
-        changed.setenv("TZ", "Asia/Tokyo")
-        time.tzset()
-        yield
-    time.tzset()
+NET = b"@\x06string\x083http://schemas.microsoft.com/2003/10/Serialization/"
+LONG_TEXT = b'{"EventId": "A", "Reason": "' + b"x" * 300 + b'"}'
 
 
-@pytest.mark.posix("Windows has no tzset")
-@pytest.mark.usefixtures("in_tokyo")
-def test_an_expiry_without_a_zone_is_utc_whatever_the_local_zone_is() -> None:
-    expires_at = read(PLAIN | {"ExpiresAt": "2026-01-31T12:00:00"}).expires_at
-    assert expires_at == datetime(2026, 1, 31, 12, tzinfo=UTC)
+@pytest.mark.parametrize(
+    ("rest", "text"),
+    [
+        (b'\x99\x10{"EventId": "A"}', b'{"EventId": "A"}'),
+        (b'\x98\x08{"EventI\x98\x08d": "A"}\x01', b'{"EventId": "A"}'),
+        (b"\x9b" + len(LONG_TEXT).to_bytes(2, "little") + LONG_TEXT, LONG_TEXT),
+        (b"\x9d" + len(LONG_TEXT).to_bytes(4, "little") + LONG_TEXT, LONG_TEXT),
+        (b"\x99", b""),
+        (b"\x85", b""),
+    ],
+)
+def test_a_text_of_dotnets_serializer_is_read_as_what_it_holds(rest: bytes, text: bytes) -> None:
+    assert unwrap(NET + rest) == (text or NET + rest)
+
+
+@pytest.mark.parametrize(
+    ("body", "properties", "expected"),
+    [
+        (b'{"Id": "order-17"}', NO_PROPERTIES, "order-17"),
+        (b'{"Id": "order-17", "Vm": "a", "Vm": "b"}', NO_PROPERTIES, "order-17"),
+        (b'{"specversion": "1.0", "id": "c-1", "data": 7}', NO_PROPERTIES, "c-1"),
+        (b'{"Id": "other"}', BINARY, "c-1"),
+        (b"{}", NO_PROPERTIES, ""),
+        (b"nonsense", BINARY, ""),
+    ],
+)
+def test_the_id_of_what_is_no_command_is_found(
+    body: bytes, properties: Mapping[str, str], expected: str
+) -> None:
+    assert find_id(body, properties) == expected
 
 
 def test_the_key_is_of_id_source_vm_and_events_in_any_letter_case_and_order() -> None:
@@ -180,8 +204,11 @@ def test_another_event_in_binary_mode_is_refused(properties: dict[str, str], exp
             read(envelope(**PLAIN), properties=properties)
 
 
-NO_IDS: list[Any] = ["", 5, "a b", "x" * 201, "\ud800", None]
+NO_IDS: list[Any] = ["", 5, "a b", "x" * 201, "\ud800"]
 NO_TIMES: list[Any] = ["soon", 5, [["x"] * 1000], "0001-01-01T00:00:00+14:00"]
+# What the schema refuses, too: no zone (a C# DateTime of kind Unspecified), no time, a week, no T, small letters.
+NO_TIMES += ["2026-01-31T12:00:00", "2026-01-31", "2026-W05-6T12:00:00Z", "2026-01-31 12:00:00Z"]
+NO_TIMES += ["2026-01-31t12:00:00z", "20260131T120000Z", "2026-01-31T12:00Z", "2026-01-31T12:00:00+0100"]
 NO_NAMES: list[Any] = [5, ["web-0"], "\u200b", "web\x000"]
 
 
@@ -193,13 +220,21 @@ NO_NAMES: list[Any] = [5, ["web-0"], "\u200b", "web\x000"]
         (b'{"EventId":' * 20_000 + b"1" + b"}" * 20_000, "nested too deeply"),
         (b'"text"', "not a JSON object"),
         (b" " * (MAX_BODY_BYTES + 1), "at most"),
-        *(({"EventId": event_id}, "EventId that is not 1 to 200") for event_id in NO_IDS),
-        *(({"EventIds": [event_id]}, "EventId that is not 1 to 200") for event_id in (["A"], "a b")),
-        ({"StartRequests": ["A"]}, "EventId that is not 1 to 200"),
-        (b"{}", "EventId that is not 1 to 200"),
+        *(({"EventId": event_id}, "expected 1 to 200 printable") for event_id in NO_IDS),
+        *(({"EventIds": [event_id]}, "expected 1 to 200 printable") for event_id in (["A"], "a b", None)),
+        ({"StartRequests": ["A"]}, "expected 1 to 200 printable"),
+        *((none, "no EventId, EventIds or StartRequests, expected") for none in (b"{}", {"EventId": None})),
+        *((PLAIN | {name: "x"}, f"{name!r}, expected .*: letter case") for name in ("vm", "expiresAt", "id")),
+        ({"eventId": "A"}, "'eventId', expected EventId: letter case matters"),
+        ({"StartRequests": [{"eventid": "A"}]}, "'eventid', expected EventId: letter case matters"),
+        *((twice, "'Vm' is given twice") for twice in (b'{"EventId":"A","Vm":"a","Vm":"b"}',)),
+        (
+            b'{"specversion":"1.0","id":"c","type":"T","data":{"EventId":"A","Vm":"a","Vm":"a"}}',
+            "given twice",
+        ),
         ({"EventIds": []}, "0 EventIds"),
         ({"EventIds": ["A"] * (MAX_EVENT_IDS + 1)}, f"{MAX_EVENT_IDS + 1} EventIds"),
-        ({"EventId": "A", "EventIds": ["B"]}, "EventIds and EventId together"),
+        ({"EventId": "A", "EventIds": ["B"]}, "EventIds and EventId together, expected one"),
         ({"EventId": "A", "StartRequests": [{"EventId": "B"}]}, "StartRequests and EventId together"),
         *(({name: {"EventId": "A"}}, "is not a list") for name in ("EventIds", "StartRequests")),
         ({"EventIds": "A"}, "is not a list"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bridge.azure.bus_receiver import convert
 from bridge.azure.internals import _decode, fault_of
-from tests.support.bus_messages import APPLICATION, DATA, PROPERTIES, section
+from tests.support.bus_messages import APPLICATION, DATA, PROPERTIES, SEQUENCE, VALUE, section
 from tests.support.diff import steady
 from tests.support.undecodable import (
     CHAR,
@@ -51,6 +51,25 @@ def test_a_message_that_the_sdk_cannot_decode_is_empty_and_says_so(value: Any) -
 def test_a_body_that_the_sdk_cannot_decode_is_empty(value: Any) -> None:
     message = convert(received(with_body(value, message_id="m")))
     assert message.fault or message.body == b"" or value is VALUES["a decimal128"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "name"),
+    [
+        (VALUE, {"EventId": "A"}, "map"),
+        (VALUE, ["A"], "list"),
+        (VALUE, 7, "number"),
+        (SEQUENCE, ["A"], "sequence"),
+    ],
+)
+def test_a_body_that_is_no_text_is_named_by_its_kind_and_keeps_the_messages_id(
+    kind: int, value: Any, name: str
+) -> None:
+    message = convert(received(section(PROPERTIES, ["m"]) + section(kind, value)))
+    assert (message.message_id, message.fault) == (
+        "m",
+        f"its body is an AMQP {name}, expected a text or bytes",
+    )
 
 
 def test_each_delivery_of_such_a_message_has_an_id_of_its_own() -> None:
