@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 READ_EVERY_SECONDS = 1.0  # one document for all commands together
 FRESH_SECONDS = 2.0  # how old a document may be for a decision
 JUST_READ_SECONDS = 0.3  # how old a document may be for a POST
-EARLY_SECONDS = 0.2  # how long before its POST is possible a document may be read
+EARLY_SECONDS = 0.25  # how long before its POST is possible a document may be read
 PAUSE_SECONDS = 1.0  # after a 429 without Retry-After
 # An event whose POST has failed waits for 1 s, then for 2 s; four times as long as the POST took if that is more.
 AGAIN_SECONDS, AGAIN_FACTOR, AGAIN_LIMIT_SECONDS = 2.0, 4.0, 30.0

@@ -534,8 +534,9 @@ def _has(name: str) -> dict[str, Any]:
 class CommandApproveData(Part):
     """Approve events that are Scheduled in the document; an approval releases every VM in the event's Resources.
 
-    Give exactly one of EventId, EventIds and StartRequests; null counts as absent, and letter case matters. Send it as
-    the data of a CloudEvent of this type, whose `id` is then the command's id, or on its own as JSON (at most 256 KiB).
+    Give exactly one of EventId, EventIds and StartRequests; null counts as absent, and letter case matters. Send it
+    as the data of a CloudEvent of this type, whose `id` is then the command's id, or on its own as JSON (at most
+    256 KiB).
     """
 
     # not "oneOf" alone, of which generators of code make types without properties

@@ -284,6 +284,26 @@ def test_a_turn_is_kept_over_a_restart(make_rig: MakeListener, machine: Machine)
     assert rig.imds.approved == [own]
 
 
+@pytest.mark.parametrize("status", ["Scheduled", "Started"])
+def test_a_turn_of_another_vm_counts_for_five_minutes_after_a_reset_has_lost_its_event(
+    make_rig: MakeListener, machine: Machine, status: str
+) -> None:
+    rig = make_rig(max_unavailable=1)
+    rig.imds.incarnation = 100
+    other = rig.imds.schedule("web-3", NotBefore=notice(rig, 3600))
+    rig.run(7)
+    rig.imds.change(other, EventStatus=status)
+    rig.run(2)
+    rig.imds.incarnation = 0
+    rig.imds.show()
+    rig.run(2)
+    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
+    rig.run(290)
+    assert (machine.runs, "waits for its turn behind web-3" in rig.why(own)) == ([], True)
+    rig.run(20)
+    assert len(machine.running) == 1
+
+
 @pytest.mark.parametrize("not_before", [None, ""])
 def test_an_event_without_a_not_before_is_prepared_at_once(
     make_rig: MakeListener, machine: Machine, not_before: str | None
