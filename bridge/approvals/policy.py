@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from bridge.approvals.command import Command
-from bridge.config.approvals import PolicySettings, RuleSettings
+from bridge.config.approvals import Criterion, PolicySettings, RuleSettings
 from bridge.imds.document import SCHEDULED, STARTED, ScheduledEvent, fold_name, is_among
 
 Outcome = Literal["allowed", "accepted", "rejected", "failed"]
@@ -117,16 +117,10 @@ def matches(
         every_resource: whether all Resources must match a pattern, as for allow rules, because an approval
             releases all of them; for deny rules one is enough.
     """
-    duration = event.raw.get("DurationInSeconds")
-    is_known = isinstance(duration, int) and not isinstance(duration, bool) and duration >= 0
-    notice = (event.not_before - now).total_seconds() if event.not_before else None
-    results = (
-        _is_one_of(event.raw.get("EventType"), rule.event_type),
-        _is_one_of(event.raw.get("EventSource"), rule.event_source),
-        _names_match(event, rule.resource, every=every_resource),
-        _is_within(duration if is_known else None, rule.min_duration_seconds, rule.max_duration_seconds),
-        _is_within(notice, rule.min_notice_seconds, rule.max_notice_seconds),
-    )
+    results = [
+        _meets(criterion, getattr(rule, name), event, now, every=every_resource)
+        for name, criterion in rule.criteria().items()
+    ]
     if False in results:
         return False
     return None if None in results else True
@@ -155,18 +149,26 @@ def _may_be_terminate(event: ScheduledEvent) -> bool:
     return not isinstance(event_type, str) or event_type.lower() in ("", TERMINATE)
 
 
-# Each criterion is true, false, or None if the event does not have the value.
-
-
-def _is_one_of(value: object, wanted: Sequence[str]) -> bool | None:
-    if not wanted:
-        return True
-    return value.lower() in {one.lower() for one in wanted} if isinstance(value, str) and value else None
+def _meets(
+    criterion: Criterion, wanted: Any, event: ScheduledEvent, now: datetime, *, every: bool
+) -> bool | None:
+    """Return whether an event meets a criterion, None if it does not have the value."""
+    if criterion.kind == "names":
+        return _names_match(event, wanted, every=every)
+    given: Any = event.raw.get(criterion.of)
+    if criterion.kind == "one of":
+        is_known = isinstance(given, str) and given
+        return given.lower() in {one.lower() for one in wanted} if is_known else None
+    if criterion.of == "NotBefore":
+        given = (event.not_before - now).total_seconds() if event.not_before else None
+    elif not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        given = None
+    if given is None:
+        return None
+    return bool(given >= wanted if criterion.kind == "least" else given <= wanted)
 
 
 def _names_match(event: ScheduledEvent, patterns: Sequence[str], *, every: bool) -> bool | None:
-    if not patterns:
-        return True
     if not event.resources:
         return None
     results = [
@@ -182,11 +184,3 @@ def has_readable_resources(event: ScheduledEvent) -> bool:
     """Return whether every entry of `Resources` is a name."""
     given = event.raw.get("Resources")
     return isinstance(given, str) or (isinstance(given, list) and len(given) == len(event.resources))
-
-
-def _is_within(value: float | None, low: float | None, high: float | None) -> bool | None:
-    if low is None and high is None:
-        return True
-    if value is None:
-        return None
-    return (low is None or value >= low) and (high is None or value <= high)

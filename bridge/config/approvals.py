@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from bridge.config.base import Fault, Secret, Settings
 from bridge.config.bus import ReceiverSettings
@@ -14,56 +15,71 @@ from bridge.config.sinks import Program, RunSeconds
 from bridge.config.values import check_policy_value, check_signing_secrets, check_some, check_template
 from bridge.contract.types import KNOWN_VALUES
 
+TURNS_TIMEOUT_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What a setting of a rule compares: declared beside it, and read by all that know criteria.
+
+    Attributes:
+        of: the property of IMDS.
+        kind: whether its value is one of those that the setting lists, whether it has only names that match, or
+            whether its number is at least, or at most, that of the setting.
+    """
+
+    of: str
+    kind: Literal["one of", "names", "least", "most"]
+
+
 _EventType = Annotated[str, AfterValidator(partial(check_policy_value, known=KNOWN_VALUES["EventType"]))]
 _EventSource = Annotated[str, AfterValidator(partial(check_policy_value, known=KNOWN_VALUES["EventSource"]))]
-
-
-# The property that each criterion of a rule compares.
-_COMPARED = {
-    "event_type": "EventType",
-    "event_source": "EventSource",
-    "resource": "Resources",
-    "min_duration_seconds": "DurationInSeconds",
-    "max_duration_seconds": "DurationInSeconds",
-    "min_notice_seconds": "NotBefore",
-    "max_notice_seconds": "NotBefore",
-}
-
-TURNS_TIMEOUT_SECONDS = 300.0
+_Some = AfterValidator(check_some)
 _NOT_EMPTY: Any = Field(default=(), json_schema_extra={"minItems": 1})
+_Duration = Annotated[int | None, Field(ge=0)]
+_Notice = Annotated[float | None, Field(allow_inf_nan=False)]
 
 
 class RuleSettings(Settings):
     """A rule about events: all criteria must match, each by one value of its list."""
 
-    event_type: tuple[_EventType, ...] = _NOT_EMPTY
+    event_type: Annotated[tuple[_EventType, ...], _Some, Criterion("EventType", "one of")] = _NOT_EMPTY
     """The event is of one of these types. Example: `["Freeze", "Reboot"]`."""
-    event_source: tuple[_EventSource, ...] = _NOT_EMPTY
+    event_source: Annotated[tuple[_EventSource, ...], _Some, Criterion("EventSource", "one of")] = _NOT_EMPTY
     """The event comes from one of these: `Platform` or `User`. Example: `["User"]`."""
-    resource: tuple[str, ...] = _NOT_EMPTY
+    resource: Annotated[tuple[str, ...], _Some, Criterion("Resources", "names")] = _NOT_EMPTY
     """The event's Resources match, in a deny rule at least one of them, else all; `*` and `?` are wildcards.
     Example: `["db-*"]`."""
-    min_duration_seconds: int | None = Field(default=None, ge=0)
+    min_duration_seconds: Annotated[_Duration, Criterion("DurationInSeconds", "least")] = None
     """The announced duration is at least this. Example: `1`."""
-    max_duration_seconds: int | None = Field(default=None, ge=0)
+    max_duration_seconds: Annotated[_Duration, Criterion("DurationInSeconds", "most")] = None
     """The announced duration is at most this. Example: `10`."""
-    min_notice_seconds: float | None = Field(default=None, allow_inf_nan=False)
+    min_notice_seconds: Annotated[_Notice, Criterion("NotBefore", "least")] = None
     """NotBefore is at least this far away. Example: `60`."""
-    max_notice_seconds: float | None = Field(default=None, allow_inf_nan=False)
+    max_notice_seconds: Annotated[_Notice, Criterion("NotBefore", "most")] = None
     """NotBefore is at most this far away. Example: `300`."""
-    _check_lists = field_validator("event_type", "event_source", "resource")(check_some)
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield bounds that contradict each other."""
         yield from super().find_faults()
-        for name in ("duration_seconds", "notice_seconds"):
-            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
-            if low is not None and high is not None and low > high:
-                yield f"min_{name}", f"given {low:g}, expected at most max_{name}, which is {high:g}"
+        for name, criterion in self.criteria().items():
+            high = getattr(self, name.replace("min_", "max_"))
+            if criterion.kind == "least" and high is not None and getattr(self, name) > high:
+                yield (
+                    name,
+                    f"given {getattr(self, name):g}, expected at most max_{name[4:]}, which is {high:g}",
+                )
 
-    def criteria(self) -> list[str]:
-        """Return the names of the criteria that the rule has."""
-        return [name for name in _COMPARED if getattr(self, name) not in ((), None)]
+    def criteria(self) -> dict[str, Criterion]:
+        """Return the criteria that the rule has, by their names."""
+        return {name: one for name, one in _CRITERIA.items() if getattr(self, name) not in ((), None)}
+
+
+# Every setting of a rule is a criterion: one without is found here, when the module is loaded.
+_CRITERIA = {
+    name: next(one for one in setting.metadata if isinstance(one, Criterion))
+    for name, setting in RuleSettings.model_fields.items()
+}
 
 
 class AutoSettings(RuleSettings):
@@ -182,8 +198,8 @@ class ApprovalSettings(ReceiverSettings):
     def compared_properties(self) -> Iterator[tuple[str, str]]:
         """Yield each criterion's key in the configuration with the property of IMDS that it compares."""
         for key, rule in self.rules():
-            for name in rule.criteria():
-                yield f"{key}.{name}", _COMPARED[name]
+            for name, criterion in rule.criteria().items():
+                yield f"{key}.{name}", criterion.of
 
     def warnings(self) -> Iterator[str]:
         """Yield what is allowed and hardly meant, with the key that it is about."""

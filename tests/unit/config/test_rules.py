@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridge.config.approvals import ApprovalSettings, AutoSettings
+from bridge.approvals.policy import matches
+from bridge.config.approvals import ApprovalSettings, AutoSettings, PolicySettings, RuleSettings
 from bridge.config.sinks import ExecSettings
 from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES
+from bridge.imds.document import ScheduledEvent
 from tests.support.settings import faults, read, stdout
 
 APPROVALS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\nqueue = "approvals"\n'
@@ -183,6 +186,23 @@ def test_rules_that_are_hardly_meant_are_warnings(given: dict[str, Any], expecte
     warnings = list(ApprovalSettings(**{**bus, **given}).warnings())
     assert len(warnings) == len(expected)
     assert all(warning.startswith(start) for warning, start in zip(warnings, expected, strict=True))
+
+
+@pytest.mark.parametrize("setting", RuleSettings.model_fields)
+def test_every_setting_of_a_rule_is_a_criterion_for_the_policy_and_for_the_warning(setting: str) -> None:
+    given: dict[str, Any] = {setting: ["Reboot"] if setting.startswith(("event_", "res")) else 1}
+    rule = RuleSettings(**given)
+    assert list(rule.criteria()) == [setting]
+    unknown = ScheduledEvent(raw={"EventId": "A"})
+    assert matches(rule, unknown, datetime.now(UTC)) is None
+    approvals = ApprovalSettings(
+        namespace="n.servicebus.windows.net",
+        topic="t",
+        subscription="s",
+        policy=PolicySettings(allow=(rule,)),
+    )
+    assert list(approvals.warnings()) == []
+    assert [key for key, _ in approvals.compared_properties()] == [f"policy.allow[0].{setting}"]
 
 
 _NO_NAMESPACE = "approvals: give either namespace or connection_string (or connection_string_file)"
