@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Cordon and drain this node before an event, and uncordon it once the event is over; for `run` and kind `exec`.
+"""Cordon and drain this node before an event, and put it back to work; for `run` and `recover` of a rule.
 
-    drain.py [FOLDER [IMDS]]     with token and ca.crt in FOLDER, by default those of the pod's service account;
-                                 and the address of IMDS
+    drain.py drain [--force] [--cordon-only]     cordon the node, and evict its pods
+    drain.py recover                             uncordon it, if a drain has cordoned it
 
-A Scheduled event drains. An event that is over removes its mark; it, and any other event, removes the marks from
-before the last boot whose events are no longer in the document of IMDS. The last mark to be removed uncordons the
-node. What was done is a Kubernetes Event of the node, too. Exit codes: 0 done; 75 not done, with the reason
-on standard output: `run` does not approve then, and `exec` tries again.
+Both leave a mark on the node that differs each time, so that a change that is still on its way conflicts. What was
+done is a Kubernetes Event of the node, too. Exit codes: 0 done; 75 not done, with the reason on standard output: the
+event is not approved then, and `recover` is tried again.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -33,22 +34,29 @@ T = TypeVar("T")
 Json = dict[str, Any]
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-MARK = "drain.imdsbridge.io/"  # an annotation of the node for each event that it is cordoned for
-OVER = ("Completed", "Canceled", "Ended")
+MARKS = "drain.imdsbridge.io/"  # also those of the version before, one for each event
+MARK, CORDONED, RECOVERED = MARKS + "node", "cordoned", "recovered"  # with the time
 FAILED = 75
 PAUSE_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
 LAST_SECONDS = 2.0  # for the Kubernetes Event: after SIGTERM there are 5 s
 AT_ONCE = 16  # evictions
-IMDS = "http://169.254.169.254"
-DOCUMENT = "/metadata/scheduledevents?api-version=2020-07-01"
+GRACE_SECONDS = 30.0  # of a pod that does not say its own
+SPARE_SECONDS = 3.0  # before the start: a preStop hook that is cut short leaves the pod 2 s after SIGTERM
+FORCE_SECONDS = 12.0  # before the start: with --force, what is refused still is deleted
+FORCE_ANSWER_SECONDS = 2.0
 LATER = (401, 408, 409, 429)  # and 5xx: the token's file and the node change, budgets and servers recover
 IS_GONE = (404, 409)  # the answers to the eviction of a pod that has gone; another one may have its name
 GOING = ("terminating", "gone")
 # What the API server itself says of a right; a webhook's text begins with the webhook, and it may change its mind.
 NO_RIGHT = re.compile(r'403 \S+( "[^"]*")? is forbidden: User "[^"]*" cannot \w+ resource "')
 REASON_CHARACTERS = 1000  # of the 1,024 of a Kubernetes Event
+OVER = ("Completed", "Canceled", "Ended")
+OLD = (
+    "it was called without a command, as by a configuration of the version before: it drains, and uncordons nothing; "
+    'expected, in [[approvals.auto]]: run = [..., "drain.py", "drain"] and recover = [..., "drain.py", "recover"], '
+    "and no sink that calls it"
+)
 
 
 class Refused(Exception):
@@ -110,30 +118,37 @@ class Cluster:
 
 
 class Node:
-    """The node of this pod, and the mark of an event on it."""
+    """The node of this pod."""
 
-    def __init__(self, cluster: Cluster, name: str, event_id: str, imds: str = IMDS) -> None:
+    def __init__(self, cluster: Cluster, name: str, event_id: str, *, must_force: bool) -> None:
         self._cluster = cluster
         self._name = self._uid = name
         self._path = f"/api/v1/nodes/{quote(name, safe='')}"
         self._event_id = event_id
-        self._imds = imds
-        self._boot_id = BOOT_ID.read_text(encoding="ascii").strip()
+        self._must_force = must_force
+        self._no_right = ""  # to delete pods: what the API server says
         self._asked: set[str] = set()
         self._reasons: dict[str, str] = {}  # why pods, by namespace and name, are still here
 
-    def drain(self) -> None:
+    def drain(self, *, cordon_only: bool) -> None:
         """Cordon the node, evict its pods, and return when they are gone."""
-        keep_trying(lambda: self._change(self._cordoned))
+        keep_trying(self._cordon)
+        if cordon_only:
+            say(f"{self._name} is cordoned; no pod is evicted")
+            return
         pods = keep_trying(self._pods)
         first = {pod["metadata"]["uid"] for pod in pods}
         self._reasons = {_name(pod): "not asked to leave yet" for pod in pods}
-        is_told = False
+        told: set[str] = set()
         while pods:
             in_parallel(self._evict, pods)
-            if not is_told and (refused := self._still_here(but=GOING)):
+            if (refused := self._still_here(but=GOING)) and "EvictionRefused" not in told:
+                told.add("EvictionRefused")
                 self.tell("Warning", "EvictionRefused", f"It is asked for again: {refused}")
-                is_told = True
+            if self._no_right and "DeletionRefused" not in told:
+                told.add("DeletionRefused")
+                say(f"{self._no_right}; evictions go on")
+                self.tell("Warning", "DeletionRefused", f"Evictions go on: {self._no_right}")
             time.sleep(PAUSE_SECONDS)
             pods = [pod for pod in keep_trying(self._pods) if pod["metadata"]["uid"] in first]
             self._reasons = {_name(pod): self._reasons[_name(pod)] for pod in pods}
@@ -150,23 +165,29 @@ class Node:
         say(f"{reason}; {asked}{left}")
         self.tell("Warning", "NotDrained", f"Event {self._event_id}: {reason}; {asked}{left}")
 
-    def release(self, *, is_over: bool) -> None:
-        """Remove the event's own mark if it is over, and those from before the last boot of events that are gone."""
-        node = self._change(lambda node: self._released(node, is_over=is_over))
-        if node and not _marks(node):
+    def recover(self) -> None:
+        """Uncordon the node if a drain has cordoned it; change its mark in any case."""
+        while True:
+            node = self._read()
+            try:
+                self._patch(node, _recovered(node))
+                break
+            except Refused as refused:
+                if refused.code != requests.codes.conflict:
+                    raise
+            time.sleep(PAUSE_SECONDS)
+        if is_cordoned_by_drain(node):
             say(f"{self._name} is uncordoned")
             self.tell("Normal", "Uncordoned", "No event is left that it was cordoned for")
-        elif node:
-            say(f"{self._name} stays cordoned for {', '.join(sorted(_marks(node)))}")
+        else:
+            say(f"no drain has cordoned {self._name}: it stays as it is")
 
     def tell(self, kind: str, reason: str, message: str) -> None:
         """Write a Kubernetes Event of the node, which `kubectl describe node` shows; a failure is only printed."""
         at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         body: Json = {"apiVersion": "v1", "kind": "Event", "type": kind, "reason": reason, "count": 1}
-        body["metadata"] = {
-            "generateName": "imds-bridge-",
-            "namespace": "default",
-        }  # that of objects without one
+        # "default" is the namespace of what is told of objects without one.
+        body["metadata"] = {"generateName": "imds-bridge-", "namespace": "default"}
         body["involvedObject"] = {"apiVersion": "v1", "kind": "Node", "name": self._name, "uid": self._uid}
         body["source"] = {"component": "imds-bridge", "host": self._name}
         body |= {"message": message[:REASON_CHARACTERS], "firstTimestamp": at, "lastTimestamp": at}
@@ -179,58 +200,24 @@ class Node:
         reasons = self._reasons.copy()  # threads may change it
         return "; ".join(f"{name}: {reason}" for name, reason in sorted(reasons.items()) if reason not in but)
 
-    def _change(self, changed: Callable[[Json], Json | None]) -> Json | None:
-        """Patch the node as `changed` says; return it, or None if nothing is to be changed.
-
-        Raises:
-            Refused: also if somebody else changes it at the same time.
-        """
+    def _read(self) -> Json:
         node = self._cluster.call("GET", self._path)
         self._uid = node["metadata"].get("uid", self._name)
-        if not (patch := changed(node)):
-            return None
-        patch["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"]
-        return self._cluster.call("PATCH", self._path, patch)
+        return node
 
-    def _cordoned(self, node: Json) -> Json | None:
-        marks, is_cordoned = _marks(node), node["spec"].get("unschedulable", False)
-        if is_cordoned and not marks:
+    def _patch(self, node: Json, patch: Json) -> None:
+        """Change the node; a conflict is refused if anybody has changed it since it was read."""
+        version = node["metadata"]["resourceVersion"]
+        self._cluster.call(
+            "PATCH", self._path, {**patch, "metadata": {**patch["metadata"], "resourceVersion": version}}
+        )
+
+    def _cordon(self) -> None:
+        node = self._read()
+        if node["spec"].get("unschedulable", False) and not is_cordoned_by_drain(node):
             say(f"{self._name} was cordoned already, and not by a drain: it will not be uncordoned")
-            return None
-        # Marks on a node that is not cordoned are out of date: somebody has uncordoned it.
-        old = {} if is_cordoned else dict.fromkeys(marks)
-        return {
-            "metadata": {"annotations": {**old, _mark(self._event_id): self._boot_id}},
-            "spec": {"unschedulable": True},
-        }
-
-    def _released(self, node: Json, *, is_over: bool) -> Json | None:
-        marks = _marks(node)
-        gone = {_mark(self._event_id)} & marks.keys() if is_over else set()
-        # A reboot for another reason ends no event that is still announced.
-        if old := {name for name, boot_id in marks.items() if boot_id != self._boot_id} - gone:
-            gone |= old - self._announced()
-        if not gone:
-            return None
-        patch: Json = {"metadata": {"annotations": dict.fromkeys(gone)}}
-        return patch if marks.keys() - gone else {**patch, "spec": {"unschedulable": None}}
-
-    def _announced(self) -> set[str]:
-        """Return the marks of the events in the document."""
-        with requests.Session() as session:
-            session.trust_env = False
-            answer = session.get(
-                self._imds + DOCUMENT,
-                headers={"Metadata": "true"},
-                timeout=ANSWER_SECONDS,
-                allow_redirects=False,
-            )
-        if answer.status_code != requests.codes.ok:
-            raise ValueError(f"IMDS answers {answer.status_code}")
-        try:
-            return {_mark(event["EventId"]) for event in answer.json()["Events"]}
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the document of IMDS has no valid Events: {error!r}") from error
+            return
+        self._patch(node, {"metadata": _marked(node, CORDONED), "spec": {"unschedulable": True}})
 
     def _pods(self) -> list[Json]:
         """Return the pods that have to leave: not those of DaemonSets, of the kubelet's files, or finished ones."""
@@ -243,23 +230,40 @@ class Node:
         if "deletionTimestamp" in meta:
             self._reasons[name] = "terminating"
             return
-        names = {"name": meta["name"], "namespace": meta["namespace"]}
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": names}
-        body["deleteOptions"] = {"preconditions": {"uid": meta["uid"]}}
-        path = f"/api/v1/namespaces/{quote(meta['namespace'])}/pods/{quote(meta['name'])}/eviction"
+        path = f"/api/v1/namespaces/{quote(meta['namespace'])}/pods/{quote(meta['name'])}"
+        left, grace = seconds_left(), pod["spec"].get("terminationGracePeriodSeconds", GRACE_SECONDS)
+        options: Json = {"preconditions": {"uid": meta["uid"]}}
+        if left < grace + SPARE_SECONDS:
+            options["gracePeriodSeconds"] = max(1, int(left - SPARE_SECONDS))
+        is_last = self._must_force and left < FORCE_SECONDS and not self._no_right
         if name not in self._asked:
             self._asked.add(name)
             self._reasons[name] = "asked to leave, not answered yet"
+        body: Json = {"apiVersion": "policy/v1", "kind": "Eviction", "deleteOptions": options}
+        body["metadata"] = {"name": meta["name"], "namespace": meta["namespace"]}
+        seconds = ANSWER_SECONDS
+        if self._must_force:
+            seconds = min(seconds, max(FORCE_ANSWER_SECONDS, left - FORCE_SECONDS))
+        reason = self._ask("POST", f"{path}/eviction", body, seconds)
+        if is_last and reason not in GOING:
+            body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
+            reason = self._ask("DELETE", path, body, seconds) or reason
+        self._reasons[name] = reason
+
+    def _ask(self, method: str, path: str, body: Json, seconds: float) -> str:
+        """Ask for the end of a pod; return why it is still here, "" if the right to delete pods is missing."""
         try:
-            self._cluster.call("POST", path, body)
+            self._cluster.call(method, path, body, seconds=seconds)
         except Refused as refused:
             if refused.code == requests.codes.forbidden and refused.is_final:
-                raise
-            self._reasons[name] = "gone" if refused.code in IS_GONE else str(refused)
+                if method != "DELETE":
+                    raise
+                self._no_right = str(refused)
+                return ""
+            return "gone" if refused.code in IS_GONE else str(refused)
         except requests.RequestException as error:
-            self._reasons[name] = str(error)
-        else:
-            self._reasons[name] = "terminating"
+            return str(error)
+        return "terminating"
 
 
 def in_parallel(step: Callable[[T], None], items: Sequence[T]) -> None:
@@ -303,14 +307,33 @@ def keep_trying(step: Callable[[], T]) -> T:
         time.sleep(PAUSE_SECONDS)
 
 
-def _mark(event_id: str) -> str:
-    """Return the name of the annotation of an event."""
-    return MARK + re.sub(r"[^A-Za-z0-9.-]", "", event_id)[:63].strip(".-")
+def is_cordoned_by_drain(node: Json) -> bool:
+    """Return whether a drain has cordoned the node: a mark says so, also one of the version before."""
+    return any(not value.startswith(RECOVERED) for value in _marks(node).values())
 
 
 def _marks(node: Json) -> dict[str, str]:
     annotations = node["metadata"].get("annotations", {})
-    return {name: value for name, value in annotations.items() if name.startswith(MARK)}
+    return {name: value for name, value in annotations.items() if name.startswith(MARKS)}
+
+
+def _marked(node: Json, what: str) -> Json:
+    """Return metadata with only the one mark, which is another each time."""
+    return {"annotations": {**dict.fromkeys(_marks(node)), MARK: f"{what} {datetime.now(UTC).isoformat()}"}}
+
+
+def _recovered(node: Json) -> Json:
+    patch: Json = {"metadata": _marked(node, RECOVERED)}
+    return {**patch, "spec": {"unschedulable": None}} if is_cordoned_by_drain(node) else patch
+
+
+def seconds_left() -> float:
+    """Return how much time is left until the event may start, infinitely much if nothing says when."""
+    try:
+        not_before = datetime.fromisoformat(os.environ.get("IMDS_BRIDGE_NOT_BEFORE", ""))
+    except ValueError:
+        return math.inf
+    return (not_before - datetime.now(UTC)).total_seconds()
 
 
 def _has_to_leave(pod: Json) -> bool:
@@ -330,28 +353,44 @@ def say(text: str) -> None:
     print(f"drain: {text}", flush=True)
 
 
-def main() -> int:
-    """Do what the event asks for; return the exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command says; return the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(FAILED))
-    status = os.environ.get("IMDS_BRIDGE_EVENT_STATUS", "")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", nargs="?", choices=("drain", "recover"))
+    parser.add_argument("--force", action="store_true", help="delete what is refused in the last 12 s")
+    parser.add_argument("--cordon-only", action="store_true", help="evict nothing")
+    parser.add_argument(
+        "--account", type=Path, default=SERVICE_ACCOUNT, help="the folder of token and ca.crt"
+    )
+    given = parser.parse_args(arguments)
+    event_id = os.environ.get("IMDS_BRIDGE_EVENT_ID", "")
     try:
-        cluster = Cluster(Path(sys.argv[1]) if sys.argv[1:] else SERVICE_ACCOUNT)
-        event_id = os.environ.get("IMDS_BRIDGE_EVENT_ID", "")
-        node = Node(cluster, os.environ["NODE_NAME"], event_id, *sys.argv[2:3])
+        node = Node(Cluster(given.account), os.environ["NODE_NAME"], event_id, must_force=given.force)
     except KeyError as error:
         say(f"the environment variable {error} is missing: this runs in a pod as in drain.yaml")
         return FAILED
+    status = os.environ.get("IMDS_BRIDGE_EVENT_STATUS", "")
+    if not given.command:
+        say(OLD)
+        if status != "Scheduled":
+            if status in OVER:
+                node.tell("Warning", "NotUncordoned", OLD)
+            return 0
     try:
-        if status == "Scheduled":
-            node.drain()
+        if given.command == "recover":
+            node.recover()
         else:
-            node.release(is_over=status in OVER)
+            node.drain(cordon_only=given.cordon_only)
     except SystemExit:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        node.give_up("ended before the node was drained")
+        if given.command != "recover":
+            node.give_up("ended before the node was drained")
         return FAILED
     except (Refused, requests.RequestException, OSError, ValueError) as error:
-        if status == "Scheduled":
+        if given.command != "recover":
             node.give_up(str(error))
         else:
             say(str(error))

@@ -152,7 +152,8 @@ def test_the_drain_is_both_processes_in_one_pod_with_a_token_and_the_name_of_its
     for role in ROLES:
         state, *mounts = container(role)["volumeMounts"]
         state = {**state, "mountPath": str(Config().state_dir)}
-        containers.append({**container(role), "env": node, "volumeMounts": [state, *mounts]})
+        env = {"env": node} if role == "listen" else {}
+        containers.append({**container(role), **env, "volumeMounts": [state, *mounts]})
     volumes = yaml.safe_load(yaml.safe_dump(pod("forward")["volumes"]).replace("forward", "drain"))
     own = {"serviceAccountName": name, "automountServiceAccountToken": True}
     assert spec == {**pod("forward"), **own, "containers": containers, "volumes": volumes}
@@ -277,6 +278,23 @@ def test_values_of_a_process_change_each_of_its_containers_and_keep_what_the_man
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("force", "cordon_only"), [(True, False), (False, False), (True, True)])
+def test_one_value_takes_the_flag_and_the_right_to_delete_pods_and_another_keeps_pods(
+    force: bool, cordon_only: bool
+) -> None:
+    values = {"enabled": True, "force": force, "cordonOnly": cordon_only}
+    got = rendered(forward={"enabled": False}, drain=values)
+    config = tomllib.loads(got["ConfigMap imds-bridge-drain"]["data"]["config.toml"])
+    only = ["--cordon-only"] if cordon_only else []
+    runs = [rule["run"][2:] for rule in config["approvals"]["auto"]]
+    assert runs == [["drain", *only, *(["--force"] if force else [])], ["drain", *only]]
+    assert [rule["recover"][2:] for rule in config["approvals"]["auto"]] == [["recover"]] * 2
+    rules = got["ClusterRole imds-bridge-drain"]["rules"]
+    assert [rule for rule in documents("drain.yaml")[1]["rules"] if rule not in rules] == (
+        [] if force else [{"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]}]
+    )
+
+
 def test_two_releases_have_nothing_in_common_but_the_state_on_a_node() -> None:
     roles = {role: {"enabled": True} for role in (*ROLES, "drain")}
     one, other = rendered("web", **roles), rendered("db", **roles)
@@ -353,6 +371,7 @@ def test_a_patch_that_would_replace_a_list_of_the_pod_is_refused_with_the_value_
         ({"env": [{"name": "A", "value": 1}]}, "want string"),
         ({"resources": {"limit": {}}}, "'limit' not allowed"),
         ({"podMonitor": {"enable": True}}, "'enable' not allowed"),
+        ({"force": True}, "/forward/force"),
     ],
 )
 def test_a_value_that_the_api_server_would_refuse_is_refused_by_the_chart(
@@ -371,9 +390,12 @@ def test_the_readme_has_every_value_of_the_chart() -> None:
     values = read("values.yaml")
     named = {f"image.{name}" for name in values["image"]} | {f"forward.{name}" for name in values["forward"]}
     assert [name for name in sorted(named) if f"`{name}`" not in table] == []
-    assert values["listen"].keys() == values["drain"].keys() == values["forward"].keys()
+    assert values["listen"].keys() == values["forward"].keys()
+    of_drain = values["drain"].keys() - values["forward"].keys()
+    assert [name for name in of_drain if f"`drain.{name}: " not in text] == []
     schema = json.loads((FOLDER / "values.schema.json").read_text(encoding="utf-8"))
-    assert schema["definitions"]["process"]["properties"].keys() == values["forward"].keys()
+    assert schema["definitions"]["process"]["properties"].keys() == values["drain"].keys()
+    assert schema["definitions"]["drainsNothing"]["properties"] == dict.fromkeys(of_drain, False)
     assert schema["properties"]["image"]["properties"].keys() == values["image"].keys()
 
 

@@ -10,12 +10,12 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bridge.config.models import Config
+from bridge.runtime.time import iso_utc
 from infra.kubernetes import drain
 from tests.support.consumers import SHORT_SLEEPS
 from tests.support.imds_lab import ImdsLab
@@ -25,9 +25,7 @@ from tests.support.tls import Authority
 
 PROGRAM = str(KUBERNETES / "drain.py")
 EVENT = "4CAEA225-A741-474D-A72E-428C86FCD853"
-OWN, OTHER = f"drain.imdsbridge.io/{EVENT}", "drain.imdsbridge.io/602D9444"
-SHOWN = "drain.imdsbridge.io/602D9445"
-BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+BEFORE = {f"drain.imdsbridge.io/{name}": "of the version before" for name in (EVENT, "602D9444")}
 WEBHOOK = status(403, 'admission webhook "db.example.org" denied the request: the replica cannot be evicted')
 POLICY = status(
     403, 'pods "web" is forbidden: ValidatingAdmissionPolicy "x" denied request: it cannot be evicted'
@@ -38,6 +36,7 @@ ECHO = status(
 )
 DISRUPTION = status(429, BUDGET, "The disruption budget web needs 2 healthy pods and has 1 currently")
 EVICT, CHANGE, LIST = ("pods/eviction", "create"), ("nodes", "patch"), ("pods", "list")
+DELETE = ("pods", "delete")
 
 
 Run = Callable[..., tuple[int, str]]
@@ -50,31 +49,32 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def imds() -> Iterator[ImdsLab]:
-    with ImdsLab() as lab:
-        yield lab
-
-
-@pytest.fixture
-def run(
-    api: ApiServer, imds: ImdsLab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
-    """Return a function that runs the drain for an event; it returns the exit code and what was printed."""
+def run(api: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs the drain with arguments; it returns the exit code and what was printed."""
     monkeypatch.setattr(drain, "PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["drain.py", str(api.folder), imds.url("web-0")])
 
-    def run_once(event_status: str = "Scheduled", **variables: str) -> tuple[int, str]:
-        for name, value in (variables_of(api, event_status) | variables).items():
+    def run_once(*arguments: str, seconds_left: float | None = None, **variables: str) -> tuple[int, str]:
+        if seconds_left is not None:
+            not_before = datetime.now(UTC) + timedelta(seconds=seconds_left)
+            variables["IMDS_BRIDGE_NOT_BEFORE"] = iso_utc(not_before)
+        for name, value in (variables_of(api) | variables).items():
             monkeypatch.setenv(name, value)
-        return drain.main(), capsys.readouterr().out
+        return drain.main([*(arguments or ["drain"]), "--account", str(api.folder)]), capsys.readouterr().out
 
     return run_once
 
 
-def variables_of(api: ApiServer, event_status: str) -> dict[str, str]:
-    event = {"IMDS_BRIDGE_EVENT_STATUS": event_status, "IMDS_BRIDGE_EVENT_ID": EVENT}
+def variables_of(api: ApiServer) -> dict[str, str]:
+    event = {"IMDS_BRIDGE_EVENT_STATUS": "Scheduled", "IMDS_BRIDGE_EVENT_ID": EVENT}
     return {**api.environment, **event}
+
+
+def mark_of(api: ApiServer) -> str:
+    """Return what the only mark says, without the time."""
+    [(name, value)] = api.marks.items()
+    assert name == drain.MARK
+    return value.split()[0]
 
 
 def answers(*each: Answer) -> list[Callable[[], Answer | None]]:
@@ -96,18 +96,17 @@ def test_it_cordons_evicts_what_has_to_leave_and_waits_until_it_is_gone(api: Api
     assert sorted(api.evictions) == ["bare", "web"]
     assert api.told == [("Drained", f"Drained for event {EVENT}; pods that left: 3")]
     assert [*api.pods] == ["agent", "kubelet", "job", "evicted", "elsewhere"]
-    assert (api.is_cordoned, api.marks) == (True, {OWN: BOOT})
+    assert (api.is_cordoned, mark_of(api)) == (True, "cordoned")
     assert api.calls.index(CHANGE) < api.calls.index(LIST)
-    assert {*api.calls} == rights()  # nothing is allowed that is not needed
+    assert {*api.calls} == rights() - {DELETE}  # nothing is allowed that is not needed
+    assert set(api.graces.values()) == {None}
 
 
 def test_it_may_run_again_after_it_was_ended_half_way(api: ApiServer, run: Run) -> None:
     api.add("web")
-    api.touch_node(unschedulable=True)
-    api.node["metadata"]["annotations"] = {OWN: BOOT}
-    assert [run()[0], run()[0], run("Completed")[0], run("Completed")[0]] == [0] * 4
+    assert [run()[0], run()[0], run("recover")[0], run("recover")[0]] == [0] * 4
     assert api.evictions == ["web"]
-    assert (api.is_cordoned, api.marks) == (False, {})
+    assert (api.is_cordoned, mark_of(api)) == (False, "recovered")
 
 
 @pytest.mark.parametrize(
@@ -164,8 +163,8 @@ def test_evictions_are_asked_for_in_parallel_but_not_all_at_once(
 def ended(api: ApiServer, until: Callable[[], object]) -> Iterator[list[str]]:
     """Run the drain as a process and end it as soon as something is so; yield its output, when it has ended."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SHORT_SLEEPS, PROGRAM, str(api.folder)],
-        env=environment(variables_of(api, "Scheduled")),
+        [sys.executable, "-c", SHORT_SLEEPS, PROGRAM, "drain", "--account", str(api.folder)],
+        env=environment(variables_of(api)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -194,7 +193,7 @@ def test_a_drain_that_is_ended_says_what_each_budget_needs_and_leaves_the_node_c
             ("EvictionRefused", f"It is asked for again: shop/web: {reason}"),
             ("NotDrained", f"Event {EVENT}: {text}"),
         ]
-        assert (api.is_cordoned, api.marks) == (True, {OWN: BOOT})
+        assert (api.is_cordoned, mark_of(api)) == (True, "cordoned")
 
 
 def test_a_drain_that_is_ended_while_it_waits_for_answers_says_what_it_asked_for(api: ApiServer) -> None:
@@ -250,9 +249,10 @@ def test_a_missing_right_ends_the_drain_unless_it_is_only_to_tell_of_it_and_is_n
 ) -> None:
     api.add("web")
     api.rights -= {missing}
-    code, output = run()
+    api.refusals["web"] = [DISRUPTION]
+    code, output = run("drain", "--force", seconds_left=9)
     resource, verb = missing
-    assert code == (0 if resource == "events" else 75)
+    assert code == (0 if missing in (DELETE, ("events", "create")) else 75)
     assert f'imds-bridge-drain" cannot {verb} resource "{resource}"' in output
     if code:
         [(reason, message)] = api.told
@@ -277,61 +277,131 @@ def test_the_drain_goes_on_when_the_api_server_works_again_and_the_kubelet_has_r
     assert "503 etcdserver: leader changed" in output
 
 
-MARKS: dict[str, Any] = {
-    "of this event": ("Completed", {OWN: BOOT}, True, False, {}),
-    "of this event, which was canceled": ("Canceled", {OWN: BOOT}, True, False, {}),
-    "of this event, whose end is unknown": ("Ended", {OWN: BOOT}, True, False, {}),
-    "of another event, too": ("Completed", {OWN: BOOT, OTHER: BOOT}, True, True, {OTHER: BOOT}),
-    "none": ("Completed", {"note": "patched by hand"}, True, True, {"note": "patched by hand"}),
-    "of an event that goes on": ("Started", {OWN: BOOT}, True, True, {OWN: BOOT}),
-    "from before the boot, at a heartbeat": ("", {OTHER: "earlier", "a": "b"}, True, False, {"a": "b"}),
-    "from before the boot, and one of today": ("", {OTHER: "earlier", OWN: BOOT}, True, True, {OWN: BOOT}),
-    "from before the boot, still announced": ("", {SHOWN: "earlier"}, True, True, {SHOWN: "earlier"}),
-    "from before the boot, one still announced": (
-        *("", {SHOWN: "earlier", OTHER: "earlier"}, True, True),
-        {SHOWN: "earlier"},
-    ),
-    "from before the boot, announced, and this event's": (
-        *("Completed", {SHOWN: "earlier", OWN: BOOT}, True, True),
-        {SHOWN: "earlier"},
-    ),
-    "from before the boot, of this event": ("Completed", {OWN: "earlier"}, True, False, {}),
-    "out of date": ("Scheduled", {OTHER: BOOT, "a": "b"}, False, True, {OWN: BOOT, "a": "b"}),
-    "of another drain": ("Scheduled", {OTHER: BOOT}, True, True, {OTHER: BOOT, OWN: BOOT}),
-    "none, but cordoned": ("Scheduled", {}, True, True, {}),
-}
+MARKED = {drain.MARK: "cordoned 2026-11-20T12:00:00+00:00"}
 
 
-@pytest.mark.parametrize("name", MARKS)
-def test_a_node_is_uncordoned_only_when_the_last_mark_leaves(
-    api: ApiServer, run: Run, imds: ImdsLab, name: str
+@pytest.mark.parametrize(
+    ("marks", "is_cordoned", "stays"),
+    [
+        (MARKED, True, False),
+        (BEFORE, True, False),
+        ({**BEFORE, **MARKED}, True, False),
+        ({drain.MARK: "recovered 2026-11-20T12:00:00+00:00"}, True, True),
+        ({}, True, True),
+        ({}, False, False),
+    ],
+)
+def test_a_node_is_uncordoned_if_a_drain_of_this_version_or_the_one_before_has_cordoned_it(
+    api: ApiServer, run: Run, marks: dict[str, str], is_cordoned: bool, stays: bool
 ) -> None:
-    imds.serve_document({"DocumentIncarnation": 1, "Events": [{"EventId": "602D9445"}]})
-    event_status, before, is_cordoned, stays_cordoned, after = MARKS[name]
-    api.node["metadata"]["annotations"] = dict(before)
+    api.node["metadata"]["annotations"] = {**marks, "a": "b"}
     api.touch_node(unschedulable=is_cordoned)
-    assert run(event_status)[0] == 0
-    assert (api.is_cordoned, api.marks) == (stays_cordoned, after)
-    assert (CHANGE in api.calls) == (before != after)
-    is_released = event_status != "Scheduled" and is_cordoned and not stays_cordoned
-    assert ("Uncordoned" in dict(api.told)) == is_released
+    assert run("recover")[0] == 0
+    assert api.node["metadata"]["annotations"].pop("a") == "b"
+    assert (api.is_cordoned, mark_of(api)) == (stays, "recovered")
+    assert ("Uncordoned" in dict(api.told)) == (is_cordoned and not stays)
 
 
-@pytest.mark.parametrize("document", [b"{}", b"[]", b'{"Events": [{}]}', b"junk", None])
-def test_a_mark_stays_while_the_document_cannot_be_read(
-    api: ApiServer, run: Run, imds: ImdsLab, document: bytes | None
+@pytest.mark.parametrize("at", ["read", "changed"])
+def test_a_cordon_that_arrives_while_the_node_is_put_back_is_undone(
+    api: ApiServer, run: Run, at: str
 ) -> None:
-    api.node["metadata"]["annotations"] = {OTHER: "earlier"}
-    api.touch_node(unschedulable=True)
-    if document is None:
-        imds.fault("status", status=503)
-    else:
-        imds.serve_document(document)
-    assert run("")[0] == 75
-    assert (api.is_cordoned, api.marks) == (True, {OTHER: "earlier"})
-    imds.serve_document({"DocumentIncarnation": 2, "Events": []})
-    assert run("")[0] == 0
-    assert not api.is_cordoned
+    def cordon() -> None:
+        api.node["metadata"]["annotations"] = dict(MARKED)
+        api.touch_node(unschedulable=True)
+
+    api.before[("nodes", "get") if at == "read" else CHANGE] = [cordon]
+    assert run("recover")[0] == 0
+    assert (api.is_cordoned, mark_of(api)) == (False, "recovered")
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "grace", "expected"),
+    [(None, 60, None), (64, 60, None), (60, 60, 56), (30, 60, 26), (30, 20, None), (5, 60, 1), (-3, 60, 1)],
+)
+def test_a_pod_has_as_long_to_end_as_is_left_less_three_seconds(
+    api: ApiServer, run: Run, seconds_left: float | None, grace: int, expected: int | None
+) -> None:
+    api.add("web", grace=grace)
+    assert run(seconds_left=seconds_left)[0] == 0
+    assert api.graces == {"web": expected}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seconds_left", "deleted"),
+    [
+        (["drain", "--force"], 11, ["web"]),
+        (["drain", "--force"], -3, ["web"]),
+        (["drain", "--force"], 30, []),
+        (["drain", "--force"], None, []),
+        (["drain"], 11, []),
+    ],
+)
+def test_with_force_what_is_refused_in_the_last_seconds_is_deleted_with_what_is_left(
+    api: ApiServer, run: Run, arguments: list[str], seconds_left: float | None, deleted: list[str]
+) -> None:
+    api.add("web")
+    api.add("willing")
+    api.refusals["web"] = [DISRUPTION, NO_ANSWER]
+    assert run(*arguments, seconds_left=seconds_left)[0] == 0
+    assert (api.deletions, api.pods) == (deleted, {})
+
+
+def test_with_force_an_eviction_that_hangs_is_not_waited_for_beyond_the_last_twelve_seconds(
+    api: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "FORCE_ANSWER_SECONDS", 0.05)
+    answered = threading.Event()
+    api.add("web")
+
+    def hang() -> None:
+        answered.wait(LIMIT_SECONDS)
+
+    api.before[EVICT] = [hang]
+    assert run("drain", "--force", seconds_left=11)[0] == 0
+    answered.set()
+    assert api.deletions == ["web"]
+
+
+def test_a_missing_right_to_delete_is_told_once_and_evictions_go_on(api: ApiServer, run: Run) -> None:
+    """The role is that of the version before."""
+    api.rights -= {DELETE}
+    api.add("web")
+    api.add("other")
+    api.refusals = {"web": [DISRUPTION] * 3, "other": [DISRUPTION]}
+    code, output = run("drain", "--force", seconds_left=9)
+    why = 'cannot delete resource "pods"'
+    assert (code, api.pods, output.count(why)) == (0, {}, 1)
+    assert [(reason, why in text) for reason, text in api.told] == [
+        ("EvictionRefused", False),
+        ("DeletionRefused", True),
+        ("Drained", False),
+    ]
+
+
+def test_a_node_that_is_only_to_be_cordoned_keeps_its_pods(api: ApiServer, run: Run) -> None:
+    api.add("web")
+    assert run("drain", "--cordon-only") == (0, "drain: node-0 is cordoned; no pod is evicted\n")
+    assert (api.is_cordoned, api.evictions) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("event_status", "told"),
+    [("Scheduled", "Drained"), ("", ""), ("Started", ""), *((over, "NotUncordoned") for over in drain.OVER)],
+)
+def test_a_configuration_of_the_version_before_drains_uncordons_nothing_and_learns_the_new_lines(
+    api: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch, event_status: str, told: str
+) -> None:
+    monkeypatch.setattr(drain, "SERVICE_ACCOUNT", api.folder)
+    api.add("web")
+    if event_status != "Scheduled":
+        api.node["metadata"]["annotations"] = dict(BEFORE)
+        api.touch_node(unschedulable=True)
+    code, output = run("--force", IMDS_BRIDGE_EVENT_STATUS=event_status)
+    assert (code, api.is_cordoned) == (0, True)
+    assert 'run = [..., "drain.py", "drain"] and recover = [..., "drain.py", "recover"]' in output
+    assert [*dict(api.told)] == ([told] if told else [])
+    assert [*api.pods] == ([] if event_status == "Scheduled" else ["web"])
 
 
 def test_who_cordons_the_node_at_the_same_time_keeps_it_cordoned(api: ApiServer, run: Run) -> None:
@@ -365,7 +435,7 @@ def test_what_could_not_be_undone_is_tried_again_later(
         "no token": "No such file",
         "no such node": '404 nodes "node-7" not found',
     }
-    code, output = run("Completed", **variables)
+    code, output = run("recover", **variables)
     assert (code, expected[fault] in output) == (75, True), output
     assert output.startswith("drain: ")
 
@@ -373,15 +443,18 @@ def test_what_could_not_be_undone_is_tried_again_later(
 def test_the_readme_says_what_is_lost_and_names_every_kubernetes_event() -> None:
     text = (KUBERNETES / "README.md").read_text()
     told = set(re.findall(r'tell\("\w+", "(\w+)"', (KUBERNETES / "drain.py").read_text()))
-    assert told == {"EvictionRefused", "Drained", "NotDrained", "Uncordoned"}
+    assert told == {
+        "EvictionRefused",
+        "DeletionRefused",
+        "Drained",
+        "NotDrained",
+        "Uncordoned",
+        "NotUncordoned",
+    }
     assert [reason for reason in told if f"`{reason}`" not in text] == []
-    assert "**Pods without a controller are evicted, too**" in text
-    assert "`emptyDir`**, as with `--delete-emptydir-data`: its data is deleted with the pod" in text
     assert f"{drain.AT_ONCE} at a time" in text
-
-
-def test_it_asks_the_imds_that_the_processes_of_its_pod_read() -> None:
-    assert Config().imds.endpoint == drain.IMDS
+    assert f"until {drain.SPARE_SECONDS:g} s before NotBefore" in text
+    assert f"until {drain.FORCE_SECONDS:g} s before NotBefore; then the pod is deleted" in text
 
 
 def test_outside_a_pod_it_says_what_is_missing(
@@ -389,67 +462,67 @@ def test_outside_a_pod_it_says_what_is_missing(
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert drain.main() == 75
+    assert drain.main(["recover"]) == 75
     assert "variable 'KUBERNETES_SERVICE_HOST' is missing: this runs in a pod" in capsys.readouterr().out
 
 
+@contextmanager
+def listening(api: ApiServer, imds: ImdsLab, vm: str = "web-0") -> Iterator[Forward]:
+    """Run listen with the configuration of the pod."""
+    text = (KUBERNETES / "drain.toml").read_text().replace("/opt/imds-bridge/bin/python", sys.executable)
+    text = text.replace('"/opt/imds-bridge/drain.py"', f'"{PROGRAM}", "--account", "{api.folder}"')
+    given = {"imds": {"endpoint": imds.url(vm)}, **tomllib.loads(text)}
+    with Forward(api.folder / "listen", given, role="listen", env=api.environment) as listen:
+        yield listen
+
+
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(("event_type", "notice_seconds"), [("Reboot", 900), ("Preempt", 14)])
 def test_with_the_configuration_of_the_pod_a_node_is_drained_approved_and_uncordoned(
-    api: ApiServer, tmp_path: Path
+    api: ApiServer, event_type: str, notice_seconds: float
 ) -> None:
-    text = (KUBERNETES / "drain.toml").read_text().replace("/opt/imds-bridge/bin/python", sys.executable)
-    text = text.replace('"/opt/imds-bridge/drain.py"', f'"{PROGRAM}", "{tmp_path}"')
     api.add("web")
-    with ImdsLab() as imds:
-        given = {"imds": {"endpoint": imds.url("web-0")}, **tomllib.loads(text)}
-        with (
-            Forward(tmp_path / "listen", given, role="listen", env=api.environment) as listen,
-            Forward(tmp_path / "forward", given, env=api.environment) as forward,
-        ):
-            event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
-            wait_until(lambda: imds.approvals, describe=lambda: listen)
-            assert (api.is_cordoned, [*api.pods]) == (True, [])
-            imds.complete(event)
-            wait_until(lambda: len(api.told) == 2, describe=lambda: forward)
-    assert (api.is_cordoned, api.evictions) == (False, ["web"])
-    assert [reason for reason, _ in api.told] == ["Drained", "Uncordoned"]
+    is_refused = event_type == "Preempt"
+    api.refusals["web"] = [DISRUPTION] * (99 if is_refused else 1)
+    with ImdsLab() as imds, listening(api, imds) as listen:
+        event = imds.schedule(event_type=event_type, resources=["web-0"], notice_seconds=notice_seconds)
+        wait_until(lambda: imds.approvals, describe=lambda: listen)
+        assert (api.is_cordoned, [*api.pods], api.deletions) == (True, [], ["web"] if is_refused else [])
+        imds.complete(event)
+        wait_until(lambda: len(api.told) == 3, describe=lambda: listen)
+    assert not api.is_cordoned
+    assert [reason for reason, _ in api.told] == ["EvictionRefused", "Drained", "Uncordoned"]
 
 
 @pytest.mark.timeout(300)
-def test_a_reboot_for_another_reason_leaves_the_node_cordoned_for_the_event_that_is_approved(
-    api: ApiServer, tmp_path: Path
-) -> None:
-    text = (KUBERNETES / "drain.toml").read_text().replace("/opt/imds-bridge/bin/python", sys.executable)
-    with ImdsLab() as imds:
-        address = imds.url("web-0")
-        text = text.replace('"/opt/imds-bridge/drain.py"', f'"{PROGRAM}", "{tmp_path}", "{address}"')
-        given = {"imds": {"endpoint": address}, **tomllib.loads(text)}
-        with Forward(tmp_path / "listen", given, role="listen", env=api.environment) as listen:
-            event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
-            wait_until(lambda: imds.approvals, describe=lambda: listen)
-        [mark] = api.marks
-        api.node["metadata"]["annotations"][mark] = "of an earlier boot"
-        with Forward(tmp_path / "forward", given, env=api.environment) as forward:
-            # The heartbeat of the start is the first event that the drain gets.
-            forward.wait_for_status(lambda status: status["sinks"]["node"]["last_success_at"])
-            assert (api.is_cordoned, [*api.marks]) == (True, [mark])
-            imds.complete(event)
-            wait_until(lambda: not api.is_cordoned, describe=lambda: forward)
-    assert api.marks == {}
+def test_a_cordon_that_is_on_its_way_when_its_event_is_canceled_conflicts(api: ApiServer) -> None:
+    held, released = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        released.wait(LIMIT_SECONDS)
+
+    api.before[CHANGE] = [hold]
+    with ImdsLab() as imds, listening(api, imds) as listen:
+        event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
+        wait_until(held.is_set, describe=lambda: listen)
+        imds.cancel(event)
+        wait_until(lambda: api.marks, describe=lambda: listen)
+        released.set()
+        wait_until(lambda: api.conflicts)
+    assert (api.is_cordoned, mark_of(api)) == (False, "recovered")
 
 
 @pytest.mark.timeout(300)
 def test_an_event_of_two_nodes_drains_both_and_nobody_approves_it(tmp_path: Path) -> None:
-    text = (KUBERNETES / "drain.toml").read_text().replace("/opt/imds-bridge/bin/python", sys.executable)
-    with ImdsLab(vms=("web-0", "web-1")) as imds, ExitStack() as stack:
-        nodes = {}
-        for name in ("web-0", "web-1"):
-            (folder := tmp_path / name).mkdir()
-            api = nodes[name] = stack.enter_context(ApiServer(folder))
+    names = ("web-0", "web-1")
+    with ImdsLab(vms=names) as imds, ExitStack() as stack:
+        for name in names:
+            (tmp_path / name).mkdir()
+        nodes = {name: stack.enter_context(ApiServer(tmp_path / name)) for name in names}
+        for name, api in nodes.items():
             api.add("web")
-            config = text.replace('"/opt/imds-bridge/drain.py"', f'"{PROGRAM}", "{folder}"')
-            given = {"imds": {"endpoint": imds.url(name)}, **tomllib.loads(config)}
-            stack.enter_context(Forward(folder / "listen", given, role="listen", env=api.environment))
-        imds.schedule(event_type="Reboot", resources=["web-0", "web-1"], notice_seconds=900)
+            stack.enter_context(listening(api, imds, name))
+        imds.schedule(event_type="Reboot", resources=[*names], notice_seconds=900)
         wait_until(lambda: all(api.is_cordoned and not api.pods for api in nodes.values()))
     assert imds.approvals == []

@@ -28,6 +28,7 @@ _PATHS = {
     ("PATCH", r"/api/v1/nodes/(?P<name>[^/]+)"): ("nodes", "patch"),
     ("GET", r"/api/v1/pods"): ("pods", "list"),
     ("POST", r"/api/v1/namespaces/shop/pods/(?P<name>[^/]+)/eviction"): ("pods/eviction", "create"),
+    ("DELETE", r"/api/v1/namespaces/shop/pods/(?P<name>[^/]+)"): ("pods", "delete"),
     ("POST", r"/api/v1/namespaces/default/events"): ("events", "create"),
 }
 
@@ -51,7 +52,7 @@ class ApiServer:
 
     `before` holds, for a resource and a verb, functions of which each request calls one, which may give its answer;
     `refusals`, by the name of a pod, what the first requests to evict it get. A terminating pod is gone after
-    `lingers` lists of the pods.
+    `lingers` lists of the pods; `graces` are the grace periods that it was given, None for its own.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,6 +64,9 @@ class ApiServer:
         self.calls: list[tuple[str, str]] = []
         self._lock = threading.Lock()
         self.evictions: list[str] = []
+        self.conflicts = 0
+        self.deletions: list[str] = []
+        self.graces: dict[str, int | None] = {}
         self.events: list[Json] = []
         self.refusals: dict[str, list[Answer]] = {}
         self.before: dict[tuple[str, str], list[Callable[[], Answer | None]]] = {}
@@ -97,12 +101,14 @@ class ApiServer:
         (self.folder / "token").write_text(f"{token}\n")
 
     def add(self, name: str, *, uid: str = "", owner: str = "ReplicaSet", **changes: Any) -> None:
-        """Add a pod to the node; `changes` are of its metadata, `phase` and `node` apart."""
+        """Add a pod to the node; `changes` are of its metadata, `phase`, `node` and `grace` apart."""
         node, phase = changes.pop("node", NODE), changes.pop("phase", "Running")
+        grace = changes.pop("grace", 30)
         meta = {"name": name, "namespace": "shop", "uid": uid or f"uid-{name}", **changes}
         if owner:
             meta["ownerReferences"] = [{"kind": owner, "controller": True}]
-        self.pods[name] = {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": phase}}
+        spec = {"nodeName": node, "terminationGracePeriodSeconds": grace}
+        self.pods[name] = {"metadata": meta, "spec": spec, "status": {"phase": phase}}
 
     @property
     def marks(self) -> dict[str, str]:
@@ -147,11 +153,14 @@ class ApiServer:
         assert kind == "application/merge-patch+json"
         patch = json.loads(body)
         if patch["metadata"].pop("resourceVersion") != self.node["metadata"]["resourceVersion"]:
+            self.conflicts += 1
             return status(
                 409, "the object has been modified; please apply your changes to the latest version"
             )
+        before = json.dumps(self.node)
         _merge(self.node, patch)
-        self.touch_node()
+        if json.dumps(self.node) != before:  # else the version stays
+            self.touch_node()
         return 200, self.node
 
     def _list_pods(self, *, query: dict[str, list[str]], **_: Any) -> Answer:
@@ -169,11 +178,21 @@ class ApiServer:
         self.evictions.append(name)
         if self.refusals.get(name):
             return self.refusals[name].pop(0)
+        return self._end(name, eviction["deleteOptions"])
+
+    def _delete_pods(self, *, name: str, body: bytes, **_: Any) -> Answer:
+        options = json.loads(body)
+        assert (options["apiVersion"], options["kind"]) == ("v1", "DeleteOptions")
+        self.deletions.append(name)
+        return self._end(name, options)
+
+    def _end(self, name: str, options: Json) -> Answer:
         if name not in self.pods:
             return status(404, f'pods "{name}" not found')
         meta = self.pods[name]["metadata"]
-        if eviction["deleteOptions"]["preconditions"]["uid"] != meta["uid"]:
+        if options["preconditions"]["uid"] != meta["uid"]:
             return status(409, "the UID in the precondition does not match")
+        self.graces[name] = options.get("gracePeriodSeconds")
         meta["deletionTimestamp"] = "2026-11-22T10:00:00Z"
         return 201, {"kind": "Status", "status": "Success"}
 
@@ -236,7 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(sent)
 
-    do_PATCH = do_POST = do_GET  # noqa: N815
+    do_PATCH = do_POST = do_DELETE = do_GET  # noqa: N815
 
     def log_message(self, *_: object) -> None:
         """Write nothing."""
