@@ -1,8 +1,8 @@
 <#
 .SYNOPSIS
-Put this VM back to work after an event: start a service. Exit code 75 means that imds-bridge tries again later.
+Put this VM back to work after an event: start a service. With another exit code than 0 it is tried again later.
 .EXAMPLE
-run = ['C:\Windows\System32\WindowsPowerShell\v1.0\powershell.exe', '-NonInteractive', '-File', 'C:\Program Files\imds-bridge\recover.ps1', 'MyWorker']
+recover = ['C:\Windows\System32\WindowsPowerShell\v1.0\powershell.exe', '-NonInteractive', '-File', 'C:\Program Files\imds-bridge\recover.ps1', 'MyWorker']
 #>
 param([Parameter(Mandatory)] [string] $Service)
 $ErrorActionPreference = 'Stop'
