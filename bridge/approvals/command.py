@@ -155,12 +155,8 @@ def _data(given: Mapping[str, Json]) -> Json:
 
 def _attributes(properties: Mapping[str, str]) -> dict[str, Json]:
     """Return the CloudEvents attributes among application properties: the AMQP binding allows two prefixes."""
-    found = [
-        (match[1].lower(), properties[name]) for name in properties if (match := _ATTRIBUTE.fullmatch(name))
-    ]
-    if len(dict(found)) < len(found):
-        raise ValueError("a CloudEvents attribute that is given twice")
-    return dict(found)
+    found = ((_ATTRIBUTE.fullmatch(name), value) for name, value in properties.items())
+    return _unique([(match[1].lower(), value) for match, value in found if match])
 
 
 def _check_type(attributes: Mapping[str, Json]) -> None:

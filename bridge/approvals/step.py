@@ -32,10 +32,8 @@ from bridge.config.approvals import AutoSettings
 from bridge.imds.diff import GRACE_SECONDS
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent
 
-AGAIN_SECONDS, AGAIN_LIMIT_SECONDS = (
-    5.0,
-    300.0,
-)  # before a program that has failed runs again, doubled each time
+AGAIN_SECONDS = 5.0  # before a program that has failed runs again, doubled each time up to the limit
+AGAIN_LIMIT_SECONDS = 300.0
 OUT_OF_WORK_SECONDS = 7200.0  # after which it is told, although no event is left
 
 
@@ -68,7 +66,7 @@ Result = tuple[State, list[Effect]]
 def step(before: State, seen: Seen) -> Result:
     """Return what is known after a document, and what follows from it; programs at new places are to be started."""
     state, effects = _follow(before, seen)
-    for part in (_note_ended, _end_needless, _decide, _put_back):
+    for part in (_note_ended, _decide, _put_back):
         state, more = part(state, seen)
         effects += more
     return state, [*effects, *_unprepared(before, state, seen)]
@@ -186,21 +184,24 @@ def _unprepared(before: State, state: State, seen: Seen) -> Iterator[Effect]:
 
 
 def _note_ended(state: State, seen: Seen) -> Result:
-    """Note how programs have ended; one that was ended by the stop, or is not needed any more, leaves nothing."""
+    """Note how programs have ended, and have those ended that are not needed any more, which leave nothing."""
     events, owed, effects = dict(state.events), dict(state.owed), list[Effect]()
     for place, result in seen.ended.items():
         program = state.programs[place]
         if result.ended_by == "stop":
             continue
         if place == place_of_recover(program.recover):
-            left, more = _recover_ended(owed.pop(program.recover), program, result.fault, seen)
-            owed |= {program.recover: left} if left else {}
+            still, more = _recover_ended(owed.pop(program.recover), program, result.fault, seen)
+            owed |= {program.recover: still} if still else {}
             effects += more
         elif (one := _needing(program, place, events, seen)) and one.sight != "missing":
             events[place[1]], more = _run_ended(one, program, result.fault, seen)
             effects += more
-    programs = {place: one for place, one in state.programs.items() if place not in seen.ended}
-    return replace(state, events=events, programs=programs, owed=owed), effects
+    left = {place: program for place, program in state.programs.items() if place not in seen.ended}
+    for place, program in left.items():
+        if program.argv != program.recover and not _needing(program, place, events, seen):
+            left[place] = replace(program, must_end=True)
+    return replace(state, events=events, programs=left, owed=owed), effects
 
 
 def _needing(
@@ -259,17 +260,6 @@ def _told(one: Owed, reason: OutOfWorkReason, detail: str) -> tuple[Owed, list[E
     """Tell once why the VM stays out of work."""
     effects: list[Effect] = [lambda to: to.out_of_work(one, reason, detail=detail)]
     return replace(one, told=one.told | {reason}), [] if reason in one.told else effects
-
-
-def _end_needless(state: State, seen: Seen) -> Result:
-    """Have programs ended whose event has left, or has become another one."""
-    programs = {
-        place: replace(one, must_end=True)
-        if one.argv != one.recover and not _needing(one, place, state.events, seen)
-        else one
-        for place, one in state.programs.items()
-    }
-    return replace(state, programs=programs), []
 
 
 def _decide(state: State, seen: Seen) -> Result:
@@ -403,9 +393,8 @@ def load_state(
         state = load(EventState, each, stay=load(Stay, stay, since=at), absent_at=-math.inf)
         prepared = state.prepared if state.boot == rules.boot else {}
         found[state.event.key] = replace(state, prepared=prepared)
-        for recover in filter(
-            None, map(rules.recovers.get, prepared)
-        ):  # also one that a rule did not have then
+        # also that of a rule which did not have one then
+        for recover in filter(None, map(rules.recovers.get, prepared)):
             owed = known.get(recover, Owed(recover=recover, since=now, event=state.event))
             known[recover] = replace(owed, keys=owed.keys | {state.event.key})
     return State(incarnation=events["incarnation"] if events else None, events=found, owed=known)

@@ -171,42 +171,28 @@ class Reporter:
         prepared = self._own("approval.prepared", data, self.next_number())
         return _about(prepared, event.event_id, new_id=_uuid5(f"{key}:prepared"))
 
-    def vm_recovered(
-        self, event: ScheduledEvent | None, since: datetime, *, seconds: float | None
+    def of_work(
+        self,
+        kind: Literal["recovered", "outofwork"],
+        event: ScheduledEvent | None,
+        since: datetime,
+        more: Mapping[str, Json],
     ) -> CloudEvent:
-        """Build the event that reports that this VM is back at work.
+        """Build the event that reports that this VM is back at work, or stays out of work.
 
         Args:
+            kind: which of both.
             event: the last one that it was prepared for; None if that is not known.
             since: when it was taken out of work.
-            seconds: how long the program took; None if a person did it.
+            more: what else `data` has: how long the program took, or the reason.
         """
-        duration = {"DurationSeconds": None if seconds is None else round(seconds, 3)}
-        return self._of_work("approval.recovered", event, since, duration)
-
-    def out_of_work(
-        self, event: ScheduledEvent | None, since: datetime, *, reason: str, detail: str
-    ) -> CloudEvent:
-        """Build the event that reports that this VM stays out of work.
-
-        Args:
-            event: the last one that it was prepared for; None if that is not known.
-            since: when it was taken out of work.
-            reason: one of OUT_OF_WORK_REASONS.
-            detail: the same in words.
-        """
-        return self._of_work("approval.outofwork", event, since, {"Reason": reason, "Detail": detail})
-
-    def _of_work(
-        self, name: str, event: ScheduledEvent | None, since: datetime, more: Mapping[str, Json]
-    ) -> CloudEvent:
         data: dict[str, Json] = {
             "EventId": event.event_id if event else None,
             "EventType": event.raw.get("EventType") if event else None,
             "Since": iso_utc(since),
             **more,
         }
-        own = self._own(name, data, self.next_number())
+        own = self._own(f"approval.{kind}", data, self.next_number())
         return _about(own, event.event_id, new_id=own.id) if event else own
 
     def heartbeat(

@@ -145,14 +145,14 @@ class AnswerBatch:
             self._meter.recovered("failed" if fault else "succeeded")
         if not fault:
             log.info("the VM is back at work")
-            reporter = self._identity.reporter()
-            self._events.append(reporter.vm_recovered(owed.event, owed.since, seconds=seconds))
+            more = {"DurationSeconds": seconds and round(seconds, 3)}
+            self._events.append(self._identity.reporter().of_work("recovered", owed.event, owed.since, more))
 
     def out_of_work(self, owed: Owed, reason: str, *, detail: str) -> None:
         """Log and publish that the VM stays out of work."""
         log.error("the VM is out of work: %s", detail, extra={"reason": reason})
-        reporter = self._identity.reporter()
-        self._events.append(reporter.out_of_work(owed.event, owed.since, reason=reason, detail=detail))
+        more = {"Reason": reason, "Detail": detail}
+        self._events.append(self._identity.reporter().of_work("outofwork", owed.event, owed.since, more))
 
     def settle(self, messages: Sequence[ReceivedMessage], settlement: Settlement) -> None:
         """Settle messages after the commit."""

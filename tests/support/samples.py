@@ -141,8 +141,9 @@ def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
     event = scheduled_event(at)
     since, detail = at - timedelta(hours=1), "/usr/local/bin/recover: exit code 1"
     yield reporting(by, at, 9).prepared(event, key="stay", seconds=12.5)
-    yield reporting(by, at, 10).vm_recovered(event, since, seconds=3.2)
-    yield reporting(by, at, 11).out_of_work(event, since, reason="RecoverFails", detail=detail)
+    yield reporting(by, at, 10).of_work("recovered", event, since, {"DurationSeconds": 3.2})
+    more = {"Reason": "RecoverFails", "Detail": detail}
+    yield reporting(by, at, 11).of_work("outofwork", event, since, more)
 
 
 # CloudEvents as formats get them, seen at NOW.
