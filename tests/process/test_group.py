@@ -41,8 +41,8 @@ class Group:
 
     @property
     def begun(self) -> list[str]:
-        """The EventIds whose programs began, each once: after a skipped incarnation a program runs again."""
-        return [*dict.fromkeys(event for _, event in self.runs)]
+        """The EventIds whose programs began."""
+        return [event for _, event in self.runs]
 
     def prepared(self, name: str) -> list[str]:
         """Return the ids of what a VM has published as prepared."""
@@ -76,13 +76,13 @@ def test_every_vm_prepares_for_an_event_of_all_also_after_a_kill_and_none_approv
         killed.kill()
         killed.start()
         wait_until(lambda: len([one for one in killed.printed() if "heartbeat" in one["type"]]) >= 2)
-        group.imds.update(event, Resources=["web-0", "web-1"])  # it changes: two prepare again
-        wait_until(lambda: all(len(set(group.prepared(name))) == 2 for name in ("web-0", "web-1")))
+        group.imds.update(event, Description="later")  # it changes: all are prepared for that, too
+        wait_until(lambda: all(len(set(group.prepared(name))) == 2 for name in NAMES))
         assert group.imds.approvals == []
         group.imds.update(event, Resources=["web-2"])  # and shrinks to one VM
         wait_until(lambda: group.imds.approvals)
         assert {one.vm for one in group.imds.approvals} == {"web-2"}
-    assert [name for name, _ in group.runs].count("web-2") == 2
+    assert sorted(name for name, _ in group.runs) == ["web-0", "web-1", "web-1", "web-2"]
 
 
 @pytest.mark.parametrize("limit", [1, 2])
