@@ -13,10 +13,6 @@ from pathlib import Path
 
 if sys.platform != "win32":
 
-    def read_boot(path: Path) -> str:
-        """Return the id of this start of the machine; OSError where there is none."""
-        return path.read_text("ascii").strip()
-
     class Group:
         """A program in a session of its own, whose processes get its signals."""
 

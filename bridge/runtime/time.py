@@ -19,9 +19,7 @@ from uuid import UUID
 from bridge.runtime.json import Json
 
 if sys.platform == "win32":
-    from bridge.runtime.windows import read_boot
-else:
-    from bridge.runtime.posix import read_boot
+    import winreg
 
 CLOCK_JUMP_SECONDS = 60.0
 # Of the time passed: twice as fast as NTP corrects a clock, so that steps do not add up.
@@ -31,6 +29,7 @@ _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
 _clock_gettime = getattr(time, "clock_gettime", None)
 REPEAT_LOG_SECONDS = 600.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOTS = r"SYSTEM\CurrentControlSet\Control\Session Manager\Memory Management\PrefetchParameters"
 
 _KEPT = 64  # the events of a document share their instants, and each is read and written several times
 
@@ -119,9 +118,18 @@ def read_boot_id(path: Path = _BOOT_ID) -> str:
     """
     given = os.environ.get("IMDS_BRIDGE_BOOT_ID", "")
     with suppress(OSError, ValueError):
-        given = given or read_boot(path)
+        given = given or _read_boot(path)
         given = str(UUID(given))
     return given
+
+
+def _read_boot(path: Path) -> str:
+    """Return the id as the system has it, which on Windows is how often it has started; OSError for none."""
+    if sys.platform == "win32":
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, _BOOTS) as key:
+            return str(winreg.QueryValueEx(key, "BootId")[0])
+    else:
+        return path.read_text("ascii").strip()
 
 
 def parse_instant(value: Json) -> datetime | None:

@@ -38,10 +38,7 @@ def grants_change(sddl: str, *, is_ancestor: bool) -> bool:
 if sys.platform == "win32":
     import ctypes
     import os
-    import winreg
     from ctypes import wintypes
-
-    BOOTS = r"SYSTEM\CurrentControlSet\Control\Session Manager\Memory Management\PrefetchParameters"
 
     CREATE_SUSPENDED = 0x4
     KILL_ON_CLOSE = struct.pack("16xI124x", 0x2000)  # a JOBOBJECT_EXTENDED_LIMIT_INFORMATION
@@ -50,11 +47,6 @@ if sys.platform == "win32":
     _kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
     _ntdll, _advapi32 = ctypes.WinDLL("ntdll"), ctypes.WinDLL("advapi32")
     _kernel32.CreateJobObjectW.restype = wintypes.HANDLE
-
-    def read_boot(_: Path) -> str:
-        """Return how often Windows has started; OSError where it does not count that."""
-        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, BOOTS) as key:
-            return str(winreg.QueryValueEx(key, "BootId")[0])
 
     class Group:
         """A program in a job, whose processes end with it and at the latest with this process."""

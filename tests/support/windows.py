@@ -36,6 +36,7 @@ def become_windows() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "bridge"]:
         del sys.modules[name]
     sys.modules["msvcrt"] = _msvcrt(sys.modules["fcntl"])
+    sys.modules["winreg"] = _winreg()
     vars(socket).update(socketpair=_socketpair)
     for module in ("os", "select", "signal", "socket", "time"):
         for name in ABSENT[module]:
@@ -58,6 +59,15 @@ def _msvcrt(fcntl: Any) -> Any:
             raise PermissionError(errno.EACCES, "Permission denied") from None
 
     return SimpleNamespace(locking=locking, LK_NBLCK=2)
+
+
+def _winreg() -> Any:
+    """Return a registry without a key."""
+
+    def no_key(_root: int, name: str) -> None:
+        raise FileNotFoundError(2, name)
+
+    return SimpleNamespace(OpenKey=no_key, HKEY_LOCAL_MACHINE=0)
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:
