@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from http import HTTPStatus
-from typing import Any
 
 from bridge.approvals.policy import Decision
-from bridge.approvals.state import EventState, Tries
+from bridge.approvals.state import EventState, Stay, Tries
 from bridge.errors import ImdsError
 from bridge.imds.client import CALL_SECONDS, ImdsClient
 from bridge.imds.document import Document, parse_document
@@ -78,12 +77,12 @@ class Posted:
 
     Attributes:
         decided: the answers, by EventId in lower case.
-        stays: what changes of the events' stays, by EventId in lower case.
+        stays: what has become of the events' stays, by EventId in lower case.
         is_refused: IMDS refused the request, so that none is approved.
     """
 
     decided: Mapping[str, Decision] = field(default_factory=dict)
-    stays: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stays: Mapping[str, Stay]
     is_refused: bool = False
 
 
@@ -175,34 +174,39 @@ class ImdsApprover:
             log.warning("the POST has failed: %s", error)
             return self._failed(events, error, self.clock.monotonic() - began)
         accepted = Decision(outcome="accepted", reason="approved")
-        now = {"approved_at": self.clock.now(), "is_settled": True, "tries": None}
+        now = self.clock.now()
         return Posted(
             decided={one.event.key: replace(accepted, event=one.event) for one in events},
-            stays={one.event.key: now for one in events},
+            stays={
+                one.event.key: replace(one.stay, approved_at=now, is_settled=True, tries=None)
+                for one in events
+            },
         )
 
     def _failed(self, events: Sequence[EventState], error: ImdsError, took_seconds: float) -> Posted:
         is_refused = error.status is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        stays = {one.event.key: one.stay for one in events}
         if error.status == HTTPStatus.TOO_MANY_REQUESTS:
             self._pause(error)
             self._budget = replace(self._budget, error=str(error))
-            return Posted(is_refused=True)
+            return Posted(stays=stays, is_refused=True)
         if error.status == HTTPStatus.BAD_REQUEST and len(events) == 1:  # a retry cannot help
-            event, stay = events[0].event, {"is_settled": True, "tries": None}
+            event = events[0].event
+            stays = {event.key: replace(events[0].stay, is_settled=True, tries=None)}
             refused = Decision(outcome="failed", reason="imds_refused", detail=str(error), event=event)
-            return Posted(decided={event.key: refused}, stays={event.key: stay}, is_refused=True)
-        tries = (self._tried(one, error, took_seconds, len(events)) for one in events)
-        stays = {one.event.key: {"tries": new} for one, new in zip(events, tries, strict=True)}
+            return Posted(decided={event.key: refused}, stays=stays, is_refused=True)
+        stays = {key: self._tried(stay, error, took_seconds, len(events)) for key, stay in stays.items()}
         return Posted(stays=stays, is_refused=is_refused)
 
-    def _tried(self, one: EventState, error: ImdsError, took_seconds: float, together: int) -> Tries:
+    def _tried(self, stay: Stay, error: ImdsError, took_seconds: float, together: int) -> Stay:
         """Have an event tried alone from now on: at once after a POST of several, else after a while."""
-        count = one.stay.tries.count + 1 if one.stay.tries else 1
+        count = stay.tries.count + 1 if stay.tries else 1
         wait_seconds = max(
             min(AGAIN_SECONDS, count), AGAIN_FACTOR * took_seconds, error.retry_after_seconds or 0.0
         )
         wait_seconds = min(AGAIN_LIMIT_SECONDS, wait_seconds) * (together == 1)
-        return Tries(error=str(error), count=count, next_at=self.clock.monotonic() + wait_seconds)
+        next_at = self.clock.monotonic() + wait_seconds
+        return replace(stay, tries=Tries(error=str(error), count=count, next_at=next_at))
 
     def _approve(self, events: Sequence[EventState]) -> None:
         document = self.reading.document

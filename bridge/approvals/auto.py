@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from hashlib import sha256
-from typing import Any, Literal
+from typing import Literal
 
 from bridge.approvals.policy import auto_wait_seconds, denial, has_readable_resources, matches
-from bridge.approvals.state import Argv, EventState, Place, Program, place_of_run
+from bridge.approvals.state import Argv, EventState, Place, Program, Verdict
 from bridge.approvals.turns import Order, deadline, takes_turns, vms_of
 from bridge.config.approvals import ApprovalSettings, AutoSettings
 from bridge.imds.document import Document, ScheduledEvent, is_among
@@ -36,8 +35,8 @@ class Rules:
 
     @property
     def recovers(self) -> Mapping[Argv, Argv]:
-        """The `recover` of each `run`, () for none."""
-        return {rule.run: rule.recover for rule in self.settings.auto if rule.run}
+        """The `recover` of each `run` that has one."""
+        return {rule.run: rule.recover for rule in self.settings.auto if rule.recover}
 
     def timeout_of(self, recover: Argv) -> float:
         """Return how long a `recover` may run."""
@@ -61,110 +60,103 @@ class Seen:
     Attributes:
         rules: what decides.
         document: as it is.
-        read_at: when it was read, monotonic.
-        at: this moment, monotonic.
+        at: when it was read, monotonic.
         steady: the same in steady seconds.
         now: the same as a time of day.
         ended: how programs have ended.
         request: what `imds-bridge recover` asks for, "" for nothing.
+        is_lost: it is not known which programs were started, as records were lost.
     """
 
     rules: Rules
     document: Document
-    read_at: float
     at: float
     steady: float
     now: datetime
     ended: Mapping[Place, Result] = field(default_factory=dict)
     request: Literal["", "try", "done"] = ""
+    is_lost: bool = False
 
 
 def with_rule(one: EventState, seen: Seen) -> EventState:
-    """Return an event with the rule that decides about it, and why there is none."""
-    rule, why = _first_rule(one.event, seen) if one.is_scheduled else (None, "")
-    why = why if seen.rules.settings.auto and seen.rules.names_this_vm(one.event) else ""
-    is_same = rule is None is one.rule and why == one.why
-    return one if is_same else _with(one, why, rule=rule)
+    """Return an event with the rule that decides about it, or why there is none."""
+    found = _first_rule(one.event, seen) if one.is_scheduled else ""
+    rule, why = (None, found) if isinstance(found, str) else (found, "")
+    is_told = seen.rules.settings.auto and seen.rules.names_this_vm(one.event)
+    return replace(one, rule=rule, verdict=Verdict(why=why if is_told else ""))
 
 
-def _first_rule(event: ScheduledEvent, seen: Seen) -> tuple[AutoSettings | None, str]:
+def _first_rule(event: ScheduledEvent, seen: Seen) -> AutoSettings | str:
     """Return the first rule in the file that matches an event, whatever VMs it names, or why there is none."""
     why, is_of_one, settings = "no auto rule matches", len(vms_of(event)) == 1, seen.rules.settings
     for number, rule in enumerate(settings.auto, 1):
         if not matches(rule, event, seen.now):
             continue
         if detail := denial(event, policy=settings.policy, now=seen.now):
-            return None, detail
+            return detail
         first = (*event.resources, "")[0]
         is_for = auto_wait_seconds(event, vm_name=first, group=rule.group) is not None
         if is_of_one or (rule.group and (rule.run or is_for)):
-            return rule, ""
+            return rule
         why = f"it names several VMs, and auto rule {number} is not for those"
-    return None, why
+    return why
 
 
-def _with(one: EventState, why: str, **more: Any) -> EventState:
-    """Return an event with what it waits for."""
-    new: dict[str, Any] = {"why": why, "behind": None, "is_due": False, "may_post": False}
-    return replace(one, **{**new, **more})
-
-
-def answer_key(one: EventState, run: Argv) -> str:
-    """Return what decides about the ids of what is published of an event's stay and a program, () for none."""
-    return f"auto:{one.event.key}:{one.stay.id}:{sha256(repr(run).encode()).hexdigest()[:16]}"
-
-
-def judge(one: EventState, order: Order, programs: Mapping[Place, Program], seen: Seen) -> EventState:
-    """Return a Scheduled event of this VM with what its rule makes of it.
+def judge(one: EventState, order: Order, program: Program | None, seen: Seen) -> Verdict:
+    """Return what its rule makes of a Scheduled event of this VM.
 
     Args:
         one: the event, with its rule.
         order: who goes when.
-        programs: those that have not ended.
+        program: the one that prepares for it and has not ended: its rule decides until then.
         seen: this moment.
     """
-    program, rule = programs.get(place_of_run(one.event.key)), one.rule
-    if program:  # its rule decides until it has ended
+    rule = one.rule
+    if program:
         still = "the program of the event as it was is still ending"
-        return _with(one, still if program.must_end else f"{program.argv[0]} runs")
+        return Verdict(why=still if program.must_end else f"{program.argv[0]} runs")
     if rule is None:
-        return one
+        return one.verdict
     is_prepared = not rule.run or seen.rules.is_dry_run or rule.run in one.prepared
     if one.stay.approved_at and (one.stay.is_settled or not is_prepared):
-        return _with(one, "approved")
+        return Verdict(why="approved")
     if one.stay.is_settled:
-        return _with(one, "answered: see its receipt")
-    waits = rule.max_unavailable and takes_turns(one.event) and not one.has_turn
+        return Verdict(why="answered: see its receipt")
     if not is_prepared:
-        return _prepare(one, rule, order, seen, waits=bool(waits) and deadline(one.event, rule) > seen.now)
-    return _approve(one, rule, order, seen, waits=bool(waits))
+        return _prepare(one, rule, order, seen)
+    return _approve(one, rule, order, seen)
 
 
-def _prepare(one: EventState, rule: AutoSettings, order: Order, seen: Seen, *, waits: bool) -> EventState:
+def _prepare(one: EventState, rule: AutoSettings, order: Order, seen: Seen) -> Verdict:
     """Let the rule's program be started once the event has its turn, and its last failure is long enough ago."""
     failed = one.failed.get(rule.run)
     if failed and failed.next_at > seen.at:
-        return _with(one, f"{rule.run[0]} has failed, and is tried again: {failed.error}")
-    return _behind_others(one, rule, order, "") if waits else _with(one, f"{rule.run[0]} runs", is_due=True)
+        return Verdict(why=f"{rule.run[0]} has failed, and is tried again: {failed.error}")
+    if _waits_for_turn(one, rule) and deadline(one.event, rule) > seen.now:
+        return _behind_others(one, rule, order, "")
+    return Verdict(why=f"{rule.run[0]} runs", does="run")
 
 
-def _approve(one: EventState, rule: AutoSettings, order: Order, seen: Seen, *, waits: bool) -> EventState:
+def _approve(one: EventState, rule: AutoSettings, order: Order, seen: Seen) -> Verdict:
     """Allow an event that is prepared, or needs no program, or say what its approval waits for."""
     event, done = one.event, "prepared, " if rule.run else ""
     if rule.run and len(vms_of(event)) > 1:
-        return _with(one, "prepared; it names several VMs, so no rule approves it")
-    if waits:
+        return Verdict(why="prepared; it names several VMs, so no rule approves it")
+    if _waits_for_turn(one, rule):
         return _behind_others(one, rule, order, done)
     wait_seconds = auto_wait_seconds(event, vm_name=seen.rules.vm_name, group=rule.group) or 0.0
     if not rule.run and seen.at - one.stay.since < wait_seconds:
-        return _with(one, "the VMs before this one in Resources approve it first")
-    takes_turn = rule.max_unavailable and takes_turns(event)
-    if takes_turn and (behind := order.first_beside(event, rule)):
-        return _with(one, f"{done}approval waits", behind=behind)
-    return _with(one, "its approval is POSTed", may_post=True)
+        return Verdict(why="the VMs before this one in Resources approve it first")
+    if rule.max_unavailable and takes_turns(event) and (behind := order.first_beside(event, rule)):
+        return Verdict(why=f"{done}approval waits", behind=behind)
+    return Verdict(why="its approval is POSTed", does="post")
 
 
-def _behind_others(one: EventState, rule: AutoSettings, order: Order, done: str) -> EventState:
+def _waits_for_turn(one: EventState, rule: AutoSettings) -> bool:
+    return bool(rule.max_unavailable) and takes_turns(one.event) and not one.has_turn
+
+
+def _behind_others(one: EventState, rule: AutoSettings, order: Order, done: str) -> Verdict:
     """Say what an event without a turn waits for, after what is done."""
     behind = order.first_ahead(one, rule)
-    return _with(one, f"{done}{'waits for its turn' if behind else 'settling'}", behind=behind)
+    return Verdict(why=f"{done}{'waits for its turn' if behind else 'settling'}", behind=behind)

@@ -6,67 +6,36 @@ A program is known by its command line: what `run` prepares and `recover` puts b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from operator import attrgetter
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import uuid4
+
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from bridge.config.approvals import AutoSettings
 from bridge.imds.document import SCHEDULED, Document, ScheduledEvent
-from bridge.runtime.time import iso_utc, parse_iso
 
 Argv = tuple[str, ...]
-Place = tuple[str, ...]
-"""What a program is for: ("run", the EventId in lower case), or ("recover", its command line)."""
+Place = str | Argv
+"""What a program is for: an event, by its EventId in lower case, or the VM's work, by its own command line."""
 T = TypeVar("T")
+Memory = Annotated[T, Field(exclude=True)]
+"""What is known only while the process runs; all else of an event and of what is owed is stored."""
+_Event = Annotated[
+    ScheduledEvent, PlainSerializer(attrgetter("raw")), PlainValidator(lambda raw: ScheduledEvent(raw=raw))
+]
+_Names = Annotated[frozenset[str], PlainSerializer(sorted)]
+_Seconds = Annotated[
+    Mapping[Argv, float],
+    PlainSerializer(lambda found: [*found.items()]),
+    BeforeValidator(lambda pairs: {tuple(argv): seconds for argv, seconds in pairs}),
+]
+OutOfWorkReason = Literal["RecoverFails", "TwoHours", "OtherVm"]
 
 RECENT_SECONDS = 60.0
-LOAD = "load"  # in the metadata of a field that is stored: what reads its value
-
-
-def place_of_run(key: str) -> Place:
-    """Return the place of the program that prepares for an EventId in lower case."""
-    return ("run", key)
-
-
-def place_of_recover(recover: Argv) -> Place:
-    """Return the place of a program that puts the VM back to work."""
-    return ("recover", *recover)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _event(raw: Any) -> ScheduledEvent | None:
-    return raw and ScheduledEvent(raw=raw)
-
-
-def _seconds(pairs: Any) -> Mapping[Argv, float]:
-    return {tuple(run): seconds for run, seconds in pairs}
-
-
-def dump(value: Any) -> Any:
-    """Return what is stored of a value: of the fields of a dataclass those that are declared so."""
-    match value:
-        case ScheduledEvent():
-            return value.raw
-        case datetime():
-            return iso_utc(value)
-        case tuple() | frozenset():
-            return sorted(value) if isinstance(value, frozenset) else list(value)
-        case Mapping():
-            return [[dump(key), dump(one)] for key, one in value.items()]
-    if not is_dataclass(value):
-        return value
-    return {one.name: dump(getattr(value, one.name)) for one in fields(value) if LOAD in one.metadata}
-
-
-def load(kind: Callable[..., T], stored: Mapping[str, Any], **more: Any) -> T:
-    """Return what `dump` wrote of a dataclass; `more` are fields that are not stored."""
-    loads = {one.name: one.metadata[LOAD] for one in fields(kind) if LOAD in one.metadata}  # type: ignore[arg-type]
-    return kind(**{name: read(stored[name]) for name, read in loads.items()}, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +62,29 @@ class Stay:
         tries: those of its POST that failed, None if the last one did not.
     """
 
-    id: str = field(default_factory=lambda: uuid4().hex, metadata={LOAD: str})
-    approved_at: datetime | None = field(default=None, metadata={LOAD: parse_iso})
-    is_posted: bool = field(default=False, metadata={LOAD: bool})
-    is_intended: bool = field(default=False, metadata={LOAD: bool})
-    told: frozenset[str] = field(default=frozenset(), metadata={LOAD: frozenset})
-    since: float
-    is_settled: bool = False
-    tries: Tries | None = None
+    id: str = field(default_factory=lambda: uuid4().hex)
+    approved_at: datetime | None = None
+    is_posted: bool = False
+    is_intended: bool = False
+    told: _Names = frozenset()
+    since: Memory[float] = -math.inf
+    is_settled: Memory[bool] = False
+    tries: Memory[Tries | None] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the auto rules make of an event of this VM.
+
+    Attributes:
+        why: what it waits for, or why no rule approves it; "" for an event of other VMs.
+        behind: the event that is first, where it waits for its turn.
+        does: what is done now: its program is started, or its approval is POSTed.
+    """
+
+    why: str = ""
+    behind: _Event | None = None
+    does: Literal["", "run", "post"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,43 +94,40 @@ class EventState:
     Attributes:
         event: as last seen.
         stay: the one that it is in, or the last one if it has started.
-        boot: the boot in which it was shown last.
-        unreadable: how many entries of the document that showed it last could not be read.
-        sight: whether the document shows it, may have it in an entry that cannot be read, or lacks it.
-        missing_until: until when it may come back after a reset, in steady seconds; None if there was none.
-        has_turn: it may take its VMs away beside others; that is kept while it is in the document.
         prepared: how many seconds each program took that has prepared this VM for it.
+        has_turn: it may take its VMs away beside others; that is kept while it is in the document.
+        unreadable: how many entries could not be read of the document that showed it last.
+        sight: whether the last document shows it, may have it in an entry that cannot be read, or lacks it.
+        missing_until: until when it may come back after a reset, in steady seconds; None if there was none.
         absent_at: when the last document without it was read, monotonic.
         next_since: since when it is next to get a turn, monotonic; None if it is not.
         failed: the programs that have failed since.
         rule: the auto rule that decides about it.
-        why: what it waits for, or why no rule approves it; "" for an event of other VMs.
-        behind: the event that is first, where it waits for its turn.
-        is_due: its program is to be started.
-        may_post: a rule approves it now.
+        verdict: what that makes of it.
     """
 
-    event: ScheduledEvent = field(metadata={LOAD: _event})
+    event: _Event
     stay: Stay
-    boot: str = field(metadata={LOAD: str})
-    unreadable: int = field(default=0, metadata={LOAD: int})
-    sight: Literal["shown", "unread", "missing"] = field(default="shown", metadata={LOAD: _same})
-    missing_until: float | None = field(default=None, metadata={LOAD: _same})
-    has_turn: bool = field(default=False, metadata={LOAD: bool})
-    prepared: Mapping[Argv, float] = field(default_factory=dict, metadata={LOAD: _seconds})
-    absent_at: float
-    next_since: float | None = None
-    failed: Mapping[Argv, Tries] = field(default_factory=dict)
-    rule: AutoSettings | None = None
-    why: str = ""
-    behind: ScheduledEvent | None = None
-    is_due: bool = False
-    may_post: bool = False
+    prepared: _Seconds = field(default_factory=dict)
+    has_turn: bool = False
+    unreadable: int = 0
+    sight: Literal["shown", "unread", "missing"] = "shown"
+    missing_until: float | None = None
+    absent_at: Memory[float] = -math.inf
+    next_since: Memory[float | None] = None
+    failed: Memory[Mapping[Argv, Tries]] = field(default_factory=dict)
+    rule: Memory[AutoSettings | None] = None
+    verdict: Memory[Verdict] = Verdict()
 
     @property
     def is_scheduled(self) -> bool:
         """Whether the document shows it as Scheduled."""
         return self.sight == "shown" and self.event.status == SCHEDULED
+
+    @property
+    def may_be_scheduled(self) -> bool:
+        """Whether it is Scheduled as far as is known, also where an entry that cannot be read may hide it."""
+        return self.sight != "missing" and self.event.status == SCHEDULED
 
     @property
     def run(self) -> Argv:
@@ -156,7 +137,7 @@ class EventState:
     @property
     def is_unprepared(self) -> bool:
         """Whether a program is to prepare this VM for it, and has not."""
-        return bool(self.why and self.run) and self.run not in self.prepared
+        return bool(self.verdict.why and self.run) and self.run not in self.prepared
 
     def is_approved(self, now: datetime) -> bool:
         """Return whether IMDS approved it within the last minute, and for this stay."""
@@ -164,7 +145,7 @@ class EventState:
         return at is not None and 0 <= (now - at).total_seconds() <= RECENT_SECONDS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """A program that has been started and has not ended.
 
@@ -180,13 +161,9 @@ class Program:
     argv: Argv
     recover: Argv
     event: ScheduledEvent | None
-    _: KW_ONLY
     timeout_seconds: float
     began_at: float
     must_end: bool = False
-
-
-OutOfWorkReason = Literal["RecoverFails", "TwoHours", "OtherVm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,28 +177,33 @@ class Owed:
         boot: the boot in which that was.
         event: the last event that one was started for; None if that is lost.
         keys: the EventIds in lower case that one was started for since the last recovery began.
-        is_lost: keys were lost: all events of this VM in the next document are among them.
         is_other_vms: another VM owed it, whose disk this one has.
         tries: how often `recover` has failed in this process; None if the last one did not.
         told: for which reasons `outofwork` was published.
         idle_since: since when no event is left for which the VM has to be out of work, monotonic.
-        is_held: an event stands or a program runs.
-        why: what it waits for.
+        held_by: the event that stands or the program that runs, "" for none: `recover` cannot be started.
     """
 
-    recover: Argv = field(metadata={LOAD: tuple})
-    since: datetime = field(metadata={LOAD: parse_iso})
-    run: Argv = field(default=(), metadata={LOAD: tuple})
-    boot: str = field(default="", metadata={LOAD: str})
-    event: ScheduledEvent | None = field(default=None, metadata={LOAD: _event})
-    keys: frozenset[str] = field(default=frozenset(), metadata={LOAD: frozenset})
-    is_lost: bool = field(default=False, metadata={LOAD: bool})
-    is_other_vms: bool = field(default=False, metadata={LOAD: bool})
-    tries: Tries | None = None
-    told: frozenset[OutOfWorkReason] = frozenset()
-    idle_since: float | None = None
-    is_held: bool = True
-    why: str = "until a document is read"
+    recover: Argv
+    since: datetime
+    run: Argv = ()
+    boot: str = ""
+    event: _Event | None = None
+    keys: _Names = frozenset()
+    is_other_vms: bool = False
+    tries: Memory[Tries | None] = None
+    told: Memory[frozenset[OutOfWorkReason]] = frozenset()
+    idle_since: Memory[float | None] = None
+    held_by: Memory[str] = "until a document is read"
+
+    @property
+    def why(self) -> str:
+        """What it waits for."""
+        if self.is_other_vms and not self.held_by:
+            return "another VM owed it, whose disk this one has: see `imds-bridge recover --help`"
+        if self.tries and not self.held_by:
+            return f"{self.recover[0]} has failed {self.tries.count} time(s): {self.tries.error}"
+        return self.held_by or f"{self.recover[0]} runs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,37 +212,41 @@ class State:
 
     Attributes:
         document: the last one, None before the first.
-        read_at: when it was read, monotonic.
+        at: when it was read, monotonic.
         incarnation: of the last document that had one.
+        boot: the boot in which it was read.
         events: what is known of each event by its EventId in lower case; those that are missing come last.
         programs: those that have not ended.
         owed: what each `recover` has to put back, by its command line.
     """
 
     document: Document | None = None
-    read_at: float = -math.inf
+    at: float = -math.inf
     incarnation: int | None = None
+    boot: str = ""
     events: Mapping[str, EventState] = field(default_factory=dict)
     programs: Mapping[Place, Program] = field(default_factory=dict)
     owed: Mapping[Argv, Owed] = field(default_factory=dict)
 
-    def with_stays(self, changes: Mapping[str, Mapping[str, Any]]) -> State:
-        """Return the state with attributes of stays changed, by EventId in lower case."""
-        new = {
-            key: replace(self.events[key], stay=replace(self.events[key].stay, **given))
-            for key, given in changes.items()
-        }
+    def with_stays(self, stays: Mapping[str, Stay]) -> State:
+        """Return the state with other stays, by EventId in lower case."""
+        new = {key: replace(self.events[key], stay=stay) for key, stay in stays.items()}
         return replace(self, events={**self.events, **new})
 
-    def dump_events(self) -> list[Any]:
-        """Return what is stored of events, as far as there is something to remember."""
+    def dump(self) -> dict[str, Any]:
+        """Return what is stored, but for what is owed, of the events as far as there is something to remember."""
         owed_for = frozenset[str]().union(*(owed.keys for owed in self.owed.values()))
-        return [
-            [dump(one), dump(one.stay)]
+        events = {
+            key: one
             for key, one in self.events.items()
             if one.has_turn or one.prepared or one.stay.is_posted or one.stay.told or key in owed_for
-        ]
+        }
+        return {"boot": self.boot, "events": EVENTS.dump_python(events, mode="json")}
 
-    def dump_owed(self) -> list[Any]:
+    def dump_owed(self) -> Any:
         """Return what is stored of what is owed."""
-        return [dump(owed) for owed in self.owed.values()]
+        return OWED.dump_python((*self.owed.values(),), mode="json")
+
+
+EVENTS = TypeAdapter(dict[str, EventState])
+OWED = TypeAdapter(tuple[Owed, ...])

@@ -5,15 +5,16 @@ What a program is started for is in the state that the step returns, which is co
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from hashlib import sha256
 from typing import Any, Protocol
 
-from bridge.approvals.auto import Rules, Seen, answer_key, judge, with_rule
+from bridge.approvals.auto import Rules, Seen, judge, with_rule
 from bridge.approvals.policy import Decision, not_recorded, rejected, unknown_outcome
 from bridge.approvals.state import (
+    EVENTS,
+    OWED,
     Argv,
     EventState,
     OutOfWorkReason,
@@ -23,9 +24,7 @@ from bridge.approvals.state import (
     State,
     Stay,
     Tries,
-    load,
-    place_of_recover,
-    place_of_run,
+    Verdict,
 )
 from bridge.approvals.turns import deadline, give_turns
 from bridge.config.approvals import AutoSettings
@@ -60,42 +59,58 @@ class Carrier(Protocol):
 
 
 Effect = Callable[[Carrier], None]
-Result = tuple[State, list[Effect]]
+Tell = Callable[[Effect], None]
 
 
-def step(before: State, seen: Seen) -> Result:
+def step(before: State, seen: Seen) -> tuple[State, list[Effect]]:
     """Return what is known after a document, and what follows from it; programs at new places are to be started."""
-    state, effects = _follow(before, seen)
-    for part in (_note_ended, _decide, _put_back):
-        state, more = part(state, seen)
-        effects += more
-    return state, [*effects, *_unprepared(before, state, seen)]
-
-
-def started(before: State, after: State, seen: Seen) -> list[Place]:
-    """Return the places of the programs that a step has to start."""
-    return [place for place in after.programs if place not in before.programs or place in seen.ended]
+    effects = list[Effect]()
+    state = before
+    for part in (_follow, _note_ended, _decide, _put_back):
+        state = part(state, seen, effects.append)
+    for key, was in before.events.items():
+        one = state.events.get(key)
+        has_started = was.is_scheduled and one is not None and one.event.status == STARTED
+        if (
+            one
+            and has_started
+            and was.is_unprepared
+            and was.run not in one.prepared
+            and not seen.rules.is_dry_run
+        ):
+            effects.append(_unprepared(one))
+    return state, effects
 
 
 # The events
 
 
-def _follow(before: State, seen: Seen) -> Result:
+def _follow(before: State, seen: Seen, tell: Tell) -> State:
     """Continue, begin and end what is known of events by the document."""
-    document, events = seen.document, dict[str, EventState]()
-    for key, event in document.events.items():
-        known = before.events.get(key)
-        events[key] = _shown(known, event, before, seen) if known else _new(event, before, seen)
+    document = seen.document
+    if before.boot != seen.rules.boot:  # which has put the VM back, and ends what a reset may have hidden
+        known = {
+            key: replace(one, prepared={}, missing_until=None)
+            for key, one in before.events.items()
+            if one.sight != "missing"
+        }
+        before = replace(before, events=known, boot=seen.rules.boot, incarnation=None)
     is_reset = _is_reset(before, document)
-    for key, known in before.events.items():
-        if key not in events and (held := _held(known, seen, is_reset=is_reset)):
+    events = {
+        key: _shown(before.events.get(key), event, before, seen) for key, event in document.events.items()
+    }
+    for key, one in before.events.items():
+        if key not in events and (held := _held(one, seen, is_reset=is_reset)):
             events[key] = held
-    effects = [
-        effect for key, known in before.events.items() for effect in _of_change(known, events.get(key))
-    ]
-    incarnation = before.incarnation if document.incarnation is None else document.incarnation
-    after = replace(before, document=document, read_at=seen.read_at, incarnation=incarnation)
-    return replace(after, events=events), effects
+    for key, one in before.events.items():
+        _tell_change(one, events.get(key), tell)
+    return replace(
+        before,
+        document=document,
+        at=seen.at,
+        incarnation=before.incarnation if document.incarnation is None else document.incarnation,
+        events=events,
+    )
 
 
 def _is_reset(before: State, document: Document) -> bool:
@@ -104,45 +119,43 @@ def _is_reset(before: State, document: Document) -> bool:
     return document.incarnation < before.incarnation
 
 
-def _new(event: ScheduledEvent, before: State, seen: Seen) -> EventState:
-    stay, unreadable = Stay(since=seen.read_at), len(seen.document.invalid_entries)
-    new = EventState(event=event, stay=stay, boot=seen.rules.boot, absent_at=before.read_at)
-    return replace(new, unreadable=unreadable)
-
-
-def _shown(known: EventState, event: ScheduledEvent, before: State, seen: Seen) -> EventState:
-    """Return what is known of an event that is still there, or is there again."""
-    fresh, was_missing = _new(event, before, seen), known.sight == "missing"
-    is_seen = known.sight == "shown" and known.boot == fresh.boot and known.unreadable == fresh.unreadable
-    if is_seen and known.event.raw == event.raw:
-        return known
-    stay, goes_on = known.stay, known.event.content == event.content and event.status == SCHEDULED
+def _shown(known: EventState | None, event: ScheduledEvent, before: State, seen: Seen) -> EventState:
+    """Return what is known of an event that is new, still there, or there again."""
+    unreadable = len(seen.document.invalid_entries)
+    new = EventState(event=event, stay=Stay(since=seen.at), unreadable=unreadable, absent_at=before.at)
+    if known is None:
+        return new
+    was_missing = known.sight == "missing"
+    goes_on = known.event.content == event.content and event.status == SCHEDULED
     is_approved = event.status == STARTED and _released(known.event) == _released(event)
-    if was_missing or not (goes_on or is_approved):
-        stay = fresh.stay
     is_same_type = _type(known.event) == _type(event)
     return replace(
-        fresh,
-        stay=stay if goes_on else replace(stay, is_intended=False),
-        absent_at=fresh.absent_at if was_missing else known.absent_at,
-        has_turn=known.has_turn,
-        next_since=known.next_since,
+        known,
+        event=event,
+        stay=known.stay if (goes_on or is_approved) and not was_missing else new.stay,
         prepared=known.prepared if is_same_type and seen.rules.may_name_this_vm(event) else {},
         failed=known.failed if is_same_type else {},
-        rule=known.rule,
-        why=known.why,
+        unreadable=unreadable,
+        sight="shown",
+        missing_until=None,
+        absent_at=new.absent_at if was_missing else known.absent_at,
     )
 
 
-def _held(known: EventState, seen: Seen, *, is_reset: bool) -> EventState | None:
-    """Return what is kept of an event that is not shown and may come back: it is unreadable, or a reset lost it."""
-    until = seen.steady + GRACE_SECONDS if is_reset else known.missing_until
-    if len(seen.document.invalid_entries) > known.unreadable:
-        return replace(known, sight="unread", missing_until=until)
+def _held(one: EventState, seen: Seen, *, is_reset: bool) -> EventState | None:
+    """Return what is kept of an event that is not shown: it may be in an unreadable entry, or a reset has lost it."""
+    until = seen.steady + GRACE_SECONDS if is_reset else one.missing_until
+    if len(seen.document.invalid_entries) > one.unreadable:
+        return replace(one, sight="unread", missing_until=until)
     if until is None or until <= seen.steady:
         return None
-    stay = replace(known.stay, is_intended=False)
-    return replace(known, stay=stay, sight="missing", missing_until=until, prepared={}, failed={})
+    return replace(one, sight="missing", missing_until=until, prepared={}, failed={})
+
+
+def _stands(one: EventState, seen: Seen) -> bool:
+    """Return whether an event is still there for this VM, as far as is known: a reset ends one that has started."""
+    is_over = one.sight == "missing" and one.event.status == STARTED
+    return seen.rules.may_name_this_vm(one.event) and not is_over
 
 
 def _type(event: ScheduledEvent) -> Any:
@@ -154,81 +167,88 @@ def _released(event: ScheduledEvent) -> list[Any]:
     return [_type(event), event.content.get("Resources")]
 
 
-def _of_change(known: EventState, one: EventState | None) -> Iterator[Effect]:
-    """Yield what is told of an event that has changed or gone."""
-    if known.stay.is_intended and not (one and one.stay.is_intended):
+def _tell_change(was: EventState, one: EventState | None, tell: Tell) -> None:
+    """Answer for a POST without an outcome whose stay is over; publish for a new stay that the VM is prepared."""
+    is_new = one is None or one.stay.id != was.stay.id
+    if was.stay.is_intended and was.may_be_scheduled and (one is None or is_new or not one.may_be_scheduled):
         changed = unknown_outcome(rejected("denied", "the event has changed or returned since"))
-        yield _answer(known, known.run, changed if one and one.is_scheduled else not_recorded(None))
-    if one and one.is_scheduled and one.stay is not known.stay:
-        yield from (_prepared(one, run, seconds) for run, seconds in one.prepared.items())
+        tell(_answer(was, was.run, changed if one and one.is_scheduled else not_recorded(None)))
+    if one and one.is_scheduled and is_new:
+        for run, seconds in one.prepared.items():
+            tell(_prepared(one, run, seconds))
+
+
+def _key(one: EventState, run: Argv) -> str:
+    """Return what decides about the ids of what is published of an event's stay and a program, () for none."""
+    return f"auto:{one.event.key}:{one.stay.id}:{sha256(repr(run).encode()).hexdigest()[:16]}"
 
 
 def _answer(one: EventState, run: Argv, decision: Decision) -> Effect:
-    return lambda to: to.answer(one.event, decision, key=answer_key(one, run))
+    return lambda to: to.answer(one.event, decision, key=_key(one, run))
 
 
 def _prepared(one: EventState, run: Argv, seconds: float) -> Effect:
-    return lambda to: to.prepared(one.event, key=answer_key(one, run), seconds=seconds)
+    return lambda to: to.prepared(one.event, key=_key(one, run), seconds=seconds)
 
 
-def _unprepared(before: State, state: State, seen: Seen) -> Iterator[Effect]:
-    """Yield the events that have started although their program had not succeeded."""
-    for key, one in state.events.items():
-        was = before.events.get(key)
-        is_new = one.event.status == STARTED and was and was.is_scheduled and was.is_unprepared
-        if was and is_new and was.run not in one.prepared and not seen.rules.is_dry_run:
-            yield lambda to, event=one.event: to.started_unprepared(event)  # type: ignore[misc]
+def _unprepared(one: EventState) -> Effect:
+    return lambda to: to.started_unprepared(one.event)
+
+
+def answer(one: EventState, run: Argv, decision: Decision, tell: Tell) -> EventState:
+    """Answer for an auto rule, once for a stay, a program and an outcome."""
+    receipt = f"{_key(one, run)}:{decision.outcome}"
+    if receipt not in one.stay.told:
+        tell(_answer(one, run, decision))
+    return replace(one, stay=replace(one.stay, told=one.stay.told | {receipt}, is_intended=False))
 
 
 # The programs
 
 
-def _note_ended(state: State, seen: Seen) -> Result:
+def _note_ended(state: State, seen: Seen, tell: Tell) -> State:
     """Note how programs have ended, and have those ended that are not needed any more, which leave nothing."""
-    events, owed, effects = dict(state.events), dict(state.owed), list[Effect]()
+    events, owed = dict(state.events), dict(state.owed)
     for place, result in seen.ended.items():
         program = state.programs[place]
         if result.ended_by == "stop":
             continue
-        if place == place_of_recover(program.recover):
-            still, more = _recover_ended(owed.pop(program.recover), program, result.fault, seen)
-            owed |= {program.recover: still} if still else {}
-            effects += more
-        elif (one := _needing(program, place, events, seen)) and one.sight != "missing":
-            events[place[1]], more = _run_ended(one, program, result.fault, seen)
-            effects += more
-    left = {place: program for place, program in state.programs.items() if place not in seen.ended}
-    for place, program in left.items():
-        if program.argv != program.recover and not _needing(program, place, events, seen):
-            left[place] = replace(program, must_end=True)
-    return replace(state, events=events, programs=left, owed=owed), effects
+        if not isinstance(place, str):
+            if failed := _recover_ended(owed.pop(place), program, result.fault, seen, tell):
+                owed[place] = failed
+        elif _is_needed(program, place, events, seen) and events[place].sight != "missing":
+            events[place] = _run_ended(events[place], program, result.fault, seen, tell)
+    programs = {
+        place: program if _is_needed(program, place, events, seen) else replace(program, must_end=True)
+        for place, program in state.programs.items()
+        if place not in seen.ended
+    }
+    return replace(state, events=events, programs=programs, owed=owed)
 
 
-def _needing(
-    program: Program, place: Place, events: Mapping[str, EventState], seen: Seen
-) -> EventState | None:
-    """Return the event that a program prepares for, None if it has left or become another."""
-    one, event = events.get(place[1]), program.event
-    is_same = one and event and _type(one.event) == _type(event) and _stands(one, seen)
-    return one if is_same and not program.must_end else None
+def _is_needed(program: Program, place: Place, events: Mapping[str, EventState], seen: Seen) -> bool:
+    """Return whether the event that a program prepares for still is what it was; `recover` needs none."""
+    if program.must_end or not isinstance(place, str):
+        return not program.must_end
+    one = events.get(place)
+    if one is None or program.event is None:
+        return False
+    return _type(one.event) == _type(program.event) and _stands(one, seen)
 
 
-def _stands(one: EventState, seen: Seen) -> bool:
-    """Return whether an event is still there for this VM, as far as is known: a reset ends one that has started."""
-    is_over = one.sight == "missing" and one.event.status == STARTED
-    return seen.rules.may_name_this_vm(one.event) and not is_over
-
-
-def _run_ended(one: EventState, program: Program, fault: str, seen: Seen) -> tuple[EventState, list[Effect]]:
+def _run_ended(one: EventState, program: Program, fault: str, seen: Seen, tell: Tell) -> EventState:
     """Note how a program has ended that is to prepare this VM; after the event's start it is not told."""
     run, seconds = program.argv, seen.at - program.began_at
-    effects: list[Effect] = [lambda to: to.ran(fault=fault, seconds=seconds)]
-    if fault:
-        one = replace(one, failed={**one.failed, run: _failed(one.failed.get(run), fault, seen)})
-        one, more = answer(one, run, rejected("not_prepared", f"{run[0]}: {fault}"))
-        return one, [*effects, *(more if one.is_scheduled else ())]
-    one = replace(one, prepared={**one.prepared, run: seconds}, failed={})
-    return one, [*effects, *([_prepared(one, run, seconds)] if one.is_scheduled or one.rule else [])]
+    tell(lambda to: to.ran(fault=fault, seconds=seconds))
+    if not fault:
+        one = replace(one, prepared={**one.prepared, run: seconds}, failed={})
+        if one.is_scheduled or one.rule:  # it has only just started then
+            tell(_prepared(one, run, seconds))
+        return one
+    one = replace(one, failed={**one.failed, run: _failed(one.failed.get(run), fault, seen)})
+    if not one.is_scheduled:
+        return one
+    return answer(one, run, rejected("not_prepared", f"{run[0]}: {fault}"), tell)
 
 
 def _failed(before: Tries | None, fault: str, seen: Seen) -> Tries:
@@ -238,163 +258,149 @@ def _failed(before: Tries | None, fault: str, seen: Seen) -> Tries:
     return Tries(error=fault, next_at=seen.at + pause_seconds, count=count)
 
 
-def answer(one: EventState, run: Argv, decision: Decision) -> tuple[EventState, list[Effect]]:
-    """Answer for an auto rule, once for a stay, a program and an outcome."""
-    receipt = f"{answer_key(one, run)}:{decision.outcome}"
-    stay = replace(one.stay, told=one.stay.told | {receipt}, is_intended=False)
-    return replace(one, stay=stay), [] if receipt in one.stay.told else [_answer(one, run, decision)]
-
-
-def _recover_ended(one: Owed, program: Program, fault: str, seen: Seen) -> tuple[Owed | None, list[Effect]]:
+def _recover_ended(one: Owed, program: Program, fault: str, seen: Seen, tell: Tell) -> Owed | None:
     """Note how `recover` has ended: what it has put back is not owed any more."""
-    seconds = seen.at - program.began_at
-    effects: list[Effect] = [lambda to: to.recovered(one, fault=fault, seconds=seconds)]
+    tell(_recovered(one, fault, seen.at - program.began_at))
     if not fault:
-        return None, effects
+        return None
     failed = replace(one, tries=_failed(one.tries, fault, seen))
-    told, more = _told(failed, "RecoverFails", f"{program.argv[0]}: {fault}")
-    return told, effects + more
+    return _told(failed, "RecoverFails", f"{program.argv[0]}: {fault}", tell)
 
 
-def _told(one: Owed, reason: OutOfWorkReason, detail: str) -> tuple[Owed, list[Effect]]:
+def _recovered(one: Owed, fault: str, seconds: float | None) -> Effect:
+    return lambda to: to.recovered(one, fault=fault, seconds=seconds)
+
+
+def _told(one: Owed, reason: OutOfWorkReason, detail: str, tell: Tell) -> Owed:
     """Tell once why the VM stays out of work."""
-    effects: list[Effect] = [lambda to: to.out_of_work(one, reason, detail=detail)]
-    return replace(one, told=one.told | {reason}), [] if reason in one.told else effects
+    if reason not in one.told:
+        tell(lambda to: to.out_of_work(one, reason, detail=detail))
+    return replace(one, told=one.told | {reason})
 
 
-def _decide(state: State, seen: Seen) -> Result:
+def _decide(state: State, seen: Seen, tell: Tell) -> State:
     """Give turns, judge this VM's Scheduled events, and start what is due."""
     ruled = {key: with_rule(one, seen) for key, one in state.events.items()}
-    events, order = give_turns(ruled, now=seen.now, at=seen.read_at)
-    effects = list[Effect]()
-    own = [key for key, one in events.items() if one.is_scheduled and seen.rules.names_this_vm(one.event)]
-    for key in own:
-        one, more = _answered(judge(events[key], order, state.programs, seen), seen)
-        effects += more
-        if one.is_due and one.rule:
-            one, state = _start(one, one.rule, state, seen)
-        events[key] = one
-    return replace(state, events=events), effects
+    events, order = give_turns(ruled, now=seen.now, at=seen.at)
+    for key, one in events.items():
+        if one.is_scheduled and seen.rules.names_this_vm(one.event):
+            judged = replace(one, verdict=judge(one, order, state.programs.get(key), seen))
+            events[key] = _answered(judged, seen, tell)
+            if judged.rule and judged.verdict.does == "run":
+                events[key], state = _start(judged, judged.rule, state, seen)
+    return replace(state, events=events)
 
 
-def _answered(one: EventState, seen: Seen) -> tuple[EventState, list[Effect]]:
+def _answered(one: EventState, seen: Seen, tell: Tell) -> EventState:
     """Answer where nothing is POSTed: in a dry run, and where no rule allows any more what may have been POSTed."""
-    if one.may_post and seen.rules.is_dry_run:
+    if one.verdict.does == "post" and seen.rules.is_dry_run:
         done = Decision(outcome="accepted", reason="approved", detail="dry run: not POSTed")
-        return answer(replace(one, may_post=False), one.run, done)
+        return answer(replace(one, verdict=Verdict(why=one.verdict.why)), one.run, done, tell)
     if one.rule is None and one.stay.is_intended:
-        return answer(one, one.run, unknown_outcome(rejected("denied", one.why)))
-    return one, []
+        return answer(one, one.run, unknown_outcome(rejected("denied", one.verdict.why)), tell)
+    return one
 
 
 def _start(one: EventState, rule: AutoSettings, state: State, seen: Seen) -> tuple[EventState, State]:
     """Start a rule's program, and owe what puts the VM back; wait for `recover` if that runs and there is time."""
-    place = place_of_recover(rule.recover)
-    if running := state.programs.get(place):
+    if running := state.programs.get(rule.recover):
         is_late = running.must_end or deadline(one.event, rule) <= seen.now
-        programs = {**state.programs, place: replace(running, must_end=is_late)}
-        why = f"{rule.recover[0]} runs; {rule.run[0]} runs after it"
-        return replace(one, why=why, is_due=False), replace(state, programs=programs)
-    seconds, key = rule.run_timeout_seconds, one.event.key
-    program = Program(rule.run, rule.recover, one.event, timeout_seconds=seconds, began_at=seen.at)
-    state = replace(state, programs={**state.programs, place_of_run(key): program})
+        programs = {**state.programs, rule.recover: replace(running, must_end=is_late)}
+        waits = Verdict(why=f"{rule.recover[0]} runs; {rule.run[0]} runs after it")
+        return replace(one, verdict=waits), replace(state, programs=programs)
+    program = Program(
+        argv=rule.run,
+        recover=rule.recover,
+        event=one.event,
+        timeout_seconds=rule.run_timeout_seconds,
+        began_at=seen.at,
+    )
+    state = replace(state, programs={**state.programs, one.event.key: program})
     if not rule.recover:
         return one, state
     known = state.owed.get(rule.recover, Owed(recover=rule.recover, since=seen.now))
-    new = Owed(recover=rule.recover, since=known.since, run=rule.run, boot=seen.rules.boot, event=one.event)
-    new = replace(new, keys=known.keys | {key}, is_lost=known.is_lost)
+    keys = known.keys | {one.event.key}
+    new = Owed(
+        recover=rule.recover,
+        since=known.since,
+        run=rule.run,
+        boot=seen.rules.boot,
+        event=one.event,
+        keys=keys,
+    )
     return one, replace(state, owed={**state.owed, rule.recover: new})
 
 
 # What is owed
 
 
-def owe_all(owed: Mapping[Argv, Owed], now: datetime, rules: Rules) -> dict[Argv, Owed]:
-    """Return what is owed where records were lost: each `recover`, after all events that this VM has then."""
-    new = {recover: Owed(recover=recover, since=now) for recover in rules.recovers.values() if recover}
-    return {recover: replace(one, is_lost=True) for recover, one in {**new, **owed}.items()}
-
-
-def _put_back(state: State, seen: Seen) -> Result:
+def _put_back(state: State, seen: Seen, tell: Tell) -> State:
     """Start each `recover` once no event needs the VM out of work, or do what `imds-bridge recover` asks for."""
-    effects = list[Effect]()
-    for recover, known in state.owed.items():
-        own = {key for key, one in state.events.items() if known.is_lost and _stands(one, seen)}
-        one = replace(known, keys=known.keys | own, is_lost=False) if known.is_lost else known
-        held_by, is_needed = _held_by(one, state, seen)
-        idle_since = seen.at if one.idle_since is None else one.idle_since
-        one = replace(one, idle_since=None if is_needed else idle_since, is_held=bool(held_by))
-        if seen.request == "done" and not held_by:
-            owed = {key: left for key, left in state.owed.items() if key != recover}
-            state = replace(state, owed=owed)
-            effects.append(lambda to, one=one: to.recovered(one, fault="", seconds=None))  # type: ignore[misc]
-            continue
-        if seen.request == "try" and not held_by:
+    owed, programs = dict[Argv, Owed](), dict(state.programs)
+    for recover, known in _owed(state, seen).items():
+        one = _held_back(known, state, seen)
+        if seen.request and not one.held_by:
             one = replace(one, tries=None, is_other_vms=False)
-        state, more = _recover(one, state, seen, why=held_by)
-        effects += more
-    return state, effects
+            if seen.request == "done":
+                tell(_recovered(one, "", None))
+                continue
+        if one.is_other_vms and not one.held_by:
+            one = _told(one, "OtherVm", "this disk comes from a VM that was out of work", tell)
+        elif not one.held_by and not (one.tries and one.tries.next_at > seen.at):
+            one = replace(one, keys=frozenset())  # so nothing is prepared any more that it puts back
+            programs[recover] = Program(
+                argv=recover,
+                recover=recover,
+                event=one.event,
+                timeout_seconds=seen.rules.timeout_of(recover),
+                began_at=seen.at,
+            )
+        if one.idle_since is not None and seen.at - one.idle_since >= OUT_OF_WORK_SECONDS:
+            one = _told(one, "TwoHours", one.why, tell)
+        owed[recover] = one
+    return replace(state, owed=owed, programs=programs)
 
 
-def _recover(one: Owed, state: State, seen: Seen, *, why: str) -> Result:
-    """Start a `recover` unless it has to wait; say why it does."""
-    effects, recover = list[Effect](), one.recover
-    if not why and one.is_other_vms:
-        why = "another VM owed it, whose disk this one has: see `imds-bridge recover --help`"
-        one, effects = _told(one, "OtherVm", "this disk comes from a VM that was out of work")
-    elif not why and one.tries and one.tries.next_at > seen.at:
-        why = f"{recover[0]} has failed {one.tries.count} time(s): {one.tries.error}"
-    elif not why:
-        # what is prepared is recorded, and nothing of that is left
-        one, why = replace(one, keys=frozenset()), f"{recover[0]} runs"
-        seconds = seen.rules.timeout_of(recover)
-        program = Program(recover, recover, one.event, timeout_seconds=seconds, began_at=seen.at)
-        state = replace(state, programs={**state.programs, place_of_recover(recover): program})
-    if one.idle_since is not None and seen.at - one.idle_since >= OUT_OF_WORK_SECONDS:
-        one, more = _told(one, "TwoHours", why)
-        effects += more
-    return replace(state, owed={**state.owed, recover: replace(one, why=why)}), effects
+def _owed(state: State, seen: Seen) -> dict[Argv, Owed]:
+    """Return what is owed, also for what was prepared when its rule had no `recover`, or where records were lost."""
+    owed, recovers = dict(state.owed), seen.rules.recovers
+    for recover in dict.fromkeys((*recovers.values(), *owed)):
+        found = [
+            one.event
+            for one in state.events.values()
+            if any(recovers.get(run) == recover for run in one.prepared)
+            or (seen.is_lost and _stands(one, seen))
+        ]
+        if found or seen.is_lost:
+            known = owed.get(recover, Owed(recover=recover, since=seen.now, event=(*found, None)[0]))
+            owed[recover] = replace(known, keys=known.keys | {event.key for event in found})
+    return owed
 
 
-def _held_by(one: Owed, state: State, seen: Seen) -> tuple[str, bool]:
-    """Return what keeps `recover` from being started, "" for nothing, and whether that is an event."""
-    for key in sorted(one.keys & state.events.keys()):
-        known = state.events[key]
-        if _stands(known, seen) and (known.sight != "missing" or known.boot == seen.rules.boot):
-            what = f"{known.event.raw.get('EventType')} {known.event.event_id} is over"
-            return f"until {what if known.sight == 'shown' else f'it is certain that {what}'}", True
-    for program in state.programs.values():
-        if program.recover == one.recover:
-            name = program.argv[0]
-            return f"{name} runs" if program.argv == one.recover else f"until {name} has ended", False
-    return "dry run: nothing is run" if seen.rules.is_dry_run else "", False
+def _held_back(one: Owed, state: State, seen: Seen) -> Owed:
+    """Return what is owed with what keeps `recover` from being started."""
+    events = (state.events[key] for key in sorted(one.keys & state.events.keys()))
+    event = next((known for known in events if _stands(known, seen)), None)
+    program = next((known for known in state.programs.values() if known.recover == one.recover), None)
+    held_by = "dry run: nothing is run" if seen.rules.is_dry_run else ""
+    if event:
+        what = f"{event.event.raw.get('EventType')} {event.event.event_id} is over"
+        held_by = f"until {what if event.sight == 'shown' else f'it is certain that {what}'}"
+    elif program:
+        name, is_it = program.argv[0], program.argv == one.recover
+        held_by = f"{name} runs" if is_it else f"until {name} has ended"
+    idle_since = seen.at if one.idle_since is None else one.idle_since
+    return replace(one, held_by=held_by, idle_since=None if event else idle_since)
 
 
-def load_state(
-    events: Mapping[str, Any] | None,
-    stored: Iterable[Mapping[str, Any]],
-    rules: Rules,
-    *,
-    at: float,
-    now: datetime,
-) -> State:
-    """Read what is stored of events, None for nothing, and of what is owed, at an instant by both clocks.
-
-    A preparation ends with a boot; what is owed is put back by the `recover` that the rule with its `run` names now.
-    """
-    known = dict[Argv, Owed]()
-    for one in (load(Owed, each) for each in stored):
-        recover = rules.recovers.get(one.run) or one.recover
-        other = known.get(recover, one)
+def load_state(known: Mapping[str, Any] | None, owed: Iterable[Any], rules: Rules) -> State:
+    """Return what is stored, `known` as None for nothing; it is put back by the `recover` that its `run` has now."""
+    found = dict[Argv, Owed]()
+    for one in OWED.validate_python(owed):
+        recover = rules.recovers.get(one.run, one.recover)
+        other = found.get(recover, one)
         keys, since = one.keys | other.keys, min(one.since, other.since)
-        known[recover] = replace(one, recover=recover, keys=keys, since=since)
-    found = dict[str, EventState]()
-    for each, stay in events["events"] if events else ():
-        state = load(EventState, each, stay=load(Stay, stay, since=at), absent_at=-math.inf)
-        prepared = state.prepared if state.boot == rules.boot else {}
-        found[state.event.key] = replace(state, prepared=prepared)
-        # also that of a rule which did not have one then
-        for recover in filter(None, map(rules.recovers.get, prepared)):
-            owed = known.get(recover, Owed(recover=recover, since=now, event=state.event))
-            known[recover] = replace(owed, keys=owed.keys | {state.event.key})
-    return State(incarnation=events["incarnation"] if events else None, events=found, owed=known)
+        found[recover] = replace(one, recover=recover, keys=keys, since=since)
+    if known is None:
+        return State(owed=found)
+    return State(**{**known, "events": EVENTS.validate_python(known["events"])}, owed=found)

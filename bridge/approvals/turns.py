@@ -84,32 +84,37 @@ def give_turns(
     Returns:
         The events, some of which have a turn now, and the order that follows from that.
     """
-    counted = [one for one in events.values() if takes_turns(one.event)]
-    waiting: dict[AutoSettings, list[EventState]] = defaultdict(list)
-    for one in sorted(counted, key=lambda one: (one.event.not_before or _ALWAYS, one.event.key)):
-        if one.rule and one.rule.max_unavailable and one.is_scheduled and not one.has_turn:
-            waiting[one.rule].append(one)
-    next_ones = set(_next(_taken(counted), waiting))
-    given = dict(events)
-    for key, one in events.items():
-        next_since = (at if one.next_since is None else one.next_since) if key in next_ones else None
-        has_turn = one.has_turn or (next_since is not None and at - next_since >= SETTLE_SECONDS)
-        if (next_since, has_turn) != (one.next_since, one.has_turn):
-            given[key] = replace(one, next_since=next_since, has_turn=has_turn)
-    left = {
+    lines: dict[AutoSettings, list[EventState]] = defaultdict(list)
+    for one in sorted(events.values(), key=lambda one: (one.event.not_before or _ALWAYS, one.event.key)):
+        if one.rule and one.rule.max_unavailable and takes_turns(one.event) and not one.has_turn:
+            lines[one.rule].append(one)
+    next_ones = set(_next(_taken(events.values()), lines))
+    given = {key: _with_turn(one, at, is_next=key in next_ones) for key, one in events.items()}
+    waiting = {
         rule: [one for known in line if not (one := given[known.event.key]).has_turn]
-        for rule, line in waiting.items()
+        for rule, line in lines.items()
     }
     beside = {  # another VM may have given the turn a second or two before
         rule: [one.event for one in line if one.next_since is not None or deadline(one.event, rule) <= now]
-        for rule, line in left.items()
+        for rule, line in waiting.items()
     }
-    taken = _taken(one for one in given.values() if takes_turns(one.event))
-    return given, Order(taken=taken, waiting=left, beside=beside)
+    return given, Order(taken=_taken(given.values()), waiting=waiting, beside=beside)
 
 
-def _taken(counted: Iterable[EventState]) -> list[ScheduledEvent]:
-    return [one.event for one in counted if one.event.status == STARTED or one.has_turn]
+def _taken(events: Iterable[EventState]) -> list[ScheduledEvent]:
+    return [
+        one.event
+        for one in events
+        if takes_turns(one.event) and (one.event.status == STARTED or one.has_turn)
+    ]
+
+
+def _with_turn(one: EventState, at: float, *, is_next: bool) -> EventState:
+    """Return an event that is next or not; it gets its turn once it has been next for long enough."""
+    if not is_next:
+        return replace(one, next_since=None)
+    next_since = at if one.next_since is None else one.next_since
+    return replace(one, next_since=next_since, has_turn=at - next_since >= SETTLE_SECONDS)
 
 
 def _next(

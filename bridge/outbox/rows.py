@@ -21,6 +21,7 @@ RUN, LOSSES, SINKS, FILTERS = "run", "losses", "sinks", "filters"
 # What the last document showed, and what it had shown before a start that could not read it.
 WATCH, UNREAD_WATCH = "watch", "unread-watch"
 VM = "vm"  # who the VM is, and the boot in which that was learned
+LOST = "lost"  # that records were lost, which the listener has not acted on
 OWED = "owed"  # which programs have to put the VM back to work
 REQUEST = "recover-request"  # what `imds-bridge recover` asks for
 # A record that is an object and true here only recognises what comes again: the first to go at the size limit.

@@ -25,7 +25,7 @@ from bridge.events.envelope import read_event
 from bridge.events.model import CloudEvent, StoredEvent, structured
 from bridge.imds.diff import Change
 from bridge.imds.document import Document, ScheduledEvent
-from bridge.outbox.rows import DONE, OWED, REQUEST, STATE
+from bridge.outbox.rows import DONE, LOST, OWED, REQUEST, STATE
 from bridge.runtime.json import Json
 from bridge.runtime.text import printable
 from bridge.runtime.time import iso_utc
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 # Kinds of records; those of a dry run must not count later.
 COMMAND, DRY_COMMAND = "command", "dry-command"
-EVENTS, DRY_EVENTS, KNOWN = "events", "dry-events", "known"  # with the key of their only record
+EVENTS, KNOWN = "events", "known"  # with the key of its only record
 STAY = "stay"  # of the version before
 BY_RULE = "imds-bridge, by an auto rule"
 
@@ -58,7 +58,6 @@ class AnswerBatch:
         self._meter = parts.meter
         self._dry_run = dry_run
         self._kind = DRY_COMMAND if dry_run else COMMAND
-        self._events_kind = DRY_EVENTS if dry_run else EVENTS
         self._refusals = MinuteLimit(REFUSED_RECEIPTS_PER_MINUTE)
         self._rejections = MinuteLimit(REJECTED_RECEIPTS_PER_MINUTE)
         self._repeats = MinuteLimit(REPEATED_RECEIPTS_PER_MINUTE)
@@ -79,23 +78,31 @@ class AnswerBatch:
         self._records[self._kind, key] = {**record, DONE: is_done}
 
     def load(self, rules: Rules) -> State:
-        """Return what is known as far as it is stored."""
-        events, owed = self._outbox.record(self._events_kind, KNOWN), self._outbox.record(STATE, OWED)
-        now = self._clock.now()
-        return load_state(events, owed or (), rules, at=self._clock.monotonic(), now=now)
+        """Return what is known as far as it is stored; a dry run knows only what is owed."""
+        known = None if self._dry_run else self._outbox.record(EVENTS, KNOWN)
+        return load_state(known, self._outbox.record(STATE, OWED) or (), rules)
 
     def keep(self, before: State, after: State) -> None:
-        """Record what has changed of what is known; a dry run owes nothing."""
-        if (events := after.dump_events()) != before.dump_events():
-            self._records[self._events_kind, KNOWN] = {"incarnation": after.incarnation, "events": events}
-        if (owed := after.dump_owed()) != before.dump_owed() and not self._dry_run:
+        """Record what has changed of what is known, unless it is a dry run."""
+        if self._dry_run:
+            return
+        if (known := after.dump()) != before.dump():
+            self._records[EVENTS, KNOWN] = {**known, "incarnation": after.incarnation}
+        if (owed := after.dump_owed()) != before.dump_owed():
             self._records[STATE, OWED] = owed
 
-    def was_prepared(self, document: Document) -> bool:
-        """Return whether the version before was the last that ran, and had prepared the VM for an event."""
-        stays = (self._outbox.record(STAY, key) or {} for key in document.events)
-        is_new = self._outbox.record(self._events_kind, KNOWN) is None
-        return is_new and any(stay.get("prepared_by") for stay in stays)
+    def take_loss(self, first: Document | None) -> bool:
+        """Return once whether records were lost, or the version before had others by which the VM was prepared.
+
+        Args:
+            first: the first document of this process, None if it is not the first.
+        """
+        if is_lost := bool(self._outbox.record(STATE, LOST)) and not self._dry_run:
+            self._records[STATE, LOST] = False
+        if first and self._outbox.record(EVENTS, KNOWN) is None:
+            stays = (self._outbox.record(STAY, key) or {} for key in first.events)
+            return is_lost or any(stay.get("prepared_by") for stay in stays)
+        return is_lost
 
     def take_request(self) -> Literal["", "try", "done"]:
         """Return what `imds-bridge recover` has asked for, once."""
@@ -104,14 +111,14 @@ class AnswerBatch:
             log.info("`imds-bridge recover` asks: %s", request)
         return request or ""
 
-    def notice(self, program: Program, state: State, boot: str) -> tuple[bytes, dict[str, Any]]:
+    def notice(self, program: Program, state: State) -> tuple[bytes, dict[str, Any]]:
         """Return what a program gets: the CloudEvent of its event for its standard input, and the event's data."""
         event, document = program.event, state.document
         if event is None or document is None:
             return b"{}", {"EventStatus": "Ended"}
         change = Change(kind="scheduled", event=event)
         if program.argv == program.recover:
-            has_booted = state.owed[program.recover].boot != boot
+            has_booted = state.owed[program.recover].boot != state.boot
             change = replace(change, kind="ended", previous=event, vm_rebooted=has_booted)
         reporter = self._identity.reporter()
         notice = reporter.scheduled_event(change, seen_before=0, incarnation=document.incarnation)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from bridge import __version__
-from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, WATCH
+from bridge.outbox.rows import DAMAGE, LOST, STATE, STATE_FOLDER_GONE, WATCH
 from bridge.runtime.json import Json
 from bridge.service.identity import VmIdentity
 
@@ -47,12 +47,8 @@ class BridgeEvents:
         self._unlisted += ids
         return {(STATE, UNLISTED): [*self._unlisted]}
 
-    def emit_losses(self, more: Callable[[], Mapping[tuple[str, str], Json]] = dict) -> bool:
-        """Publish losses of events; return whether what IMDS shows now must be published again: records were lost.
-
-        Args:
-            more: returns what to record then with the loss.
-        """
+    def emit_losses(self) -> bool:
+        """Publish losses of events; return whether what IMDS shows now must be published again: records were lost."""
         now = self._clock.monotonic()
         if now < self._losses_at:
             return False
@@ -61,7 +57,7 @@ class BridgeEvents:
         if not losses:
             return False
         must_repeat = any(loss.reason in (DAMAGE, STATE_FOLDER_GONE) for loss in losses)
-        records = {(STATE, WATCH): "", **more()} if must_repeat else {}
+        records = {(STATE, WATCH): "", (STATE, LOST): True} if must_repeat else {}
         events = [self._identity.reporter().loss(**vars(loss)) for loss in losses]
         self._outbox.commit(events, records=records, published=losses)
         return must_repeat

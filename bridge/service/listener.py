@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -30,14 +30,13 @@ from bridge.approvals.policy import (
     unknown_outcome,
 )
 from bridge.approvals.state import EventState, Place, State
-from bridge.approvals.step import answer, owe_all, started, step
+from bridge.approvals.step import answer, step
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets
 from bridge.formats.text import format_relative
 from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, is_among
-from bridge.outbox.rows import OWED, STATE
 from bridge.runtime.program import Run
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import iso_utc
@@ -87,7 +86,7 @@ class Listener:
         self._answers = AnswerBatch(self.parts, self.receiver, dry_run=self.dry_run)
         # where the boot is not known, each start counts as one
         self._boot = self._identity.boot_id or uuid4().hex
-        self._state: State | None = None  # until it is known which VM this is
+        self._state = self._answers.load(self._rules)
         self._runs: dict[Place, Run] = {}
         self._pending: dict[str, Pending] = {}
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
@@ -116,10 +115,10 @@ class Listener:
 
     def run_once(self, wait_seconds: float) -> None:
         """Make one pass: wait up to `wait_seconds` for messages, decide what can be decided, commit and settle."""
-        self._resolve_identity()
+        self._identity.resolve()
         if self._bridge_events.emit_heartbeat(self._look) and self.receiver:
             self.receiver.receive_until(self._rest_from)
-        self._bridge_events.emit_losses(self._owe_all)
+        self._bridge_events.emit_losses()
         self._receive(wait_seconds)
         self._decide()
         if self._approver.newer_in_seconds == 0:
@@ -127,29 +126,14 @@ class Listener:
         self._answers.report_surplus()
         self._answers.commit()
 
-    def _resolve_identity(self) -> None:
-        """Find out who this VM is, then continue with what is stored."""
-        if self._state is None:
-            self._identity.resolve()
-            if self._identity.resolved:
-                self._state = self._answers.load(self._rules)
-
     @property
     def _rules(self) -> Rules:
         name = self._identity.vm.name if self._identity.vm else ""
         return Rules(settings=self.settings, vm_name=name, boot=self._boot, is_dry_run=self.dry_run)
 
-    def _owe_all(self) -> Mapping[tuple[str, str], Any]:
-        """Let the VM be put back after a loss of records; return what to commit with the loss."""
-        if self.dry_run:
-            return {}
-        state = self._owing_all(self._state or self._answers.load(self._rules))
-        self._state = self._state and state
-        return {(STATE, OWED): state.dump_owed()}
-
     def status(self) -> dict[str, Any]:
         """Return what the status file shows of the listener."""
-        reading, state, now = self._approver.reading, self._state or State(), self._clock.now()
+        reading, state, now = self._approver.reading, self._state, self._clock.now()
         return {
             "vm": self._identity.vm.name if self._identity.vm else None,
             "imds": self.parts.imds.base,
@@ -161,17 +145,17 @@ class Listener:
                 {
                     "Since": iso_utc(one.since),
                     "Why": one.why,
-                    "IsHeld": one.is_held,
+                    "IsHeld": bool(one.held_by),
                     "NeedsPerson": bool(one.told),
                 }
                 for one in state.owed.values()
             ],
-            "auto": [_shown(one, now) for one in state.events.values() if one.why],
+            "auto": [_shown(one, now) for one in state.events.values() if one.verdict.why],
         }
 
     @property
     def _last_error(self) -> str:
-        return self._approver.last_error(self._state.events.values() if self._state else ())
+        return self._approver.last_error(self._state.events.values())
 
     # Messages
 
@@ -268,9 +252,9 @@ class Listener:
 
     def _decide(self) -> None:
         """Decide what can be decided now: all commands by one document; POST the allowed events, and answer."""
-        document = self._approver.document() if self._state else None
-        if document and self._state and document is not self._state.document:
-            self._follow(document, self._state)
+        document = self._approver.document() if self._identity.resolved else None
+        if document and document is not self._state.document:
+            self._follow(document)
         self._await_commands(document)
         now, surplus = self._clock.monotonic(), self._surplus()
         self._passed_since = {
@@ -280,57 +264,47 @@ class Listener:
             pending.command.key: self._judge(pending, document, may_wait=number >= surplus)
             for number, pending in enumerate([*self._pending.values()])
         }
-        if document and self._state and not self.dry_run:
-            self._post(allowed, self._state)
+        if document and not self.dry_run:
+            self._post(allowed)
 
-    def _follow(self, document: Document, before: State) -> None:
+    def _follow(self, document: Document) -> None:
         """Learn from a new document; start and end programs once what they are for is committed."""
-        if before.document is None and self._answers.was_prepared(document):
-            before = self._owing_all(before)
+        before = self._state
         seen = Seen(
             rules=self._rules,
             document=document,
-            read_at=self._approver.reading.at,
-            at=self._clock.monotonic(),
+            at=self._approver.reading.at,
             steady=self._clock.steady(),
             now=self._clock.now(),
             ended={place: run.result for place, run in self._runs.items() if run.result},
             request=self._answers.take_request() if before.owed else "",
+            is_lost=self._answers.take_loss(document if before.document is None else None),
         )
         state, effects = step(before, seen)
         for effect in effects:
             effect(self._answers)
-        self._become(state, before)
+        self._become(state)
         self._runs = {place: run for place, run in self._runs.items() if place not in seen.ended}
-        new = started(before, state, seen)
-        if new:
+        if new := [place for place in state.programs if place not in self._runs]:
             self._answers.commit()
         for place in new:
-            self._start(place, state)
-        for place in self._runs:
+            program = state.programs[place]
+            body, data = self._answers.notice(program, state)
+            run = self.make_run(program.argv, body, data, timeout_seconds=program.timeout_seconds)
+            self._runs[place] = run
+            log.info("running %s", program.argv[0], extra={"event_id": data.get("EventId")})
+            run.start()
+        for place, run in self._runs.items():
             if state.programs[place].must_end:
-                self._runs[place].end()
+                run.end()
         for key, one in state.events.items():
-            if one.why and (key not in before.events or _reason(one) != _reason(before.events[key])):
+            if one.verdict.why and (key not in before.events or _reason(one) != _reason(before.events[key])):
                 log.info("auto rules: %s", _reason(one), extra={"event_id": one.event.event_id})
 
-    def _start(self, place: Place, state: State) -> None:
-        program = state.programs[place]
-        body, data = self._answers.notice(program, state, self._boot)
-        run = self.make_run(program.argv, body, data, timeout_seconds=program.timeout_seconds)
-        self._runs[place] = run
-        log.info("running %s", program.argv[0], extra={"event_id": data.get("EventId")})
-        run.start()
-
-    def _become(self, state: State, before: State) -> State:
+    def _become(self, state: State) -> None:
         """Know something else from now on, and record what differs."""
+        self._answers.keep(self._state, state)
         self._state = state
-        self._answers.keep(before, state)
-        return state
-
-    def _owing_all(self, state: State) -> State:
-        """Return the state where it is not known which programs had prepared the VM."""
-        return replace(state, owed=owe_all(state.owed, self._clock.now(), self._rules))
 
     def _surplus(self) -> int:
         """Return how many of the oldest commands may not wait for their events."""
@@ -406,10 +380,10 @@ class Listener:
         self, pending: Pending, one: EventState | None, state: State | None, *, may_wait: bool
     ) -> Decision | None:
         """Decide as if nothing had been POSTed; None while the event or a document is awaited."""
-        if self._state and names_other_vm(pending.command, self._vm_name()):
+        if self._identity.resolved and names_other_vm(pending.command, self._vm_name()):
             return rejected("other_vm", f"it is meant for {pending.command.vm}")
         now, has_expired = self._clock.now(), is_expired(pending.command, self._clock.now())
-        error = self._last_error if self._state else "the VM's identity is not available"
+        error = self._last_error if self._identity.resolved else "the VM's identity is not available"
         if has_expired and state:
             return expired(pending.command, error)
         if has_expired or self._clock.monotonic() - pending.arrived_at >= IMDS_WAIT_SECONDS:
@@ -458,20 +432,21 @@ class Listener:
 
     # POSTs
 
-    def _post(self, allowed: Mapping[str, Mapping[str, Decision]], state: State) -> None:
+    def _post(self, allowed: Mapping[str, Mapping[str, Decision]]) -> None:
         """POST events together, once their intent is committed, and answer by what IMDS says.
 
         Args:
-            allowed: for each command, by its key, the decisions by its EventIds.
-            state: what is known; it also has what the auto rules allow.
+            allowed: for each command, by its key, the decisions by its EventIds; auto rules allow other events.
         """
+        events = self._state.events
         by_command = [event_id.lower() for decisions in allowed.values() for event_id in decisions]
-        by_rule = [key for key, one in state.events.items() if one.may_post]
-        wanted = {key: state.events[key] for key in (*by_command, *by_rule)}
-        over = [key for key, one in state.events.items() if one.stay.tries and key not in wanted]
-        state = (
-            self._become(state.with_stays({key: {"tries": None} for key in over}), state) if over else state
-        )
+        by_rule = [
+            key for key, one in events.items() if one.verdict.does == "post" and not one.stay.is_settled
+        ]
+        wanted = {key: events[key] for key in (*by_command, *by_rule)}
+        over = [key for key, one in events.items() if one.stay.tries and key not in wanted]
+        if over:
+            self._become(self._state.with_stays({key: replace(events[key].stay, tries=None) for key in over}))
         chosen = {one.event.key: one for one in choose(wanted.values(), self._clock.monotonic())}
         since = max((self._pending[key].arrived_at for key, ids in allowed.items() if ids), default=-math.inf)
         if chosen and not self._approver.is_just_read(since):
@@ -489,32 +464,33 @@ class Listener:
         for key, decisions in posting.items():
             judged = {event: (chosen[event].stay.id, at) for event in map(str.lower, decisions)}
             self._update(replace(before[key], intended={**judged, **before[key].intended}))
-        changes = {
-            key: {"is_posted": True, "is_intended": one.stay.is_intended} for key, one in chosen.items()
+        stays = {
+            key: replace(one.stay, is_posted=True, is_intended=one.stay.is_intended or key in by_rule)
+            for key, one in chosen.items()
         }
-        intended = {key: {"is_posted": True, "is_intended": True} for key in by_rule if key in chosen}
-        state = self._become(state.with_stays({**changes, **intended}), state)
+        self._become(self._state.with_stays(stays))
         self._answers.commit()
-        posted = self._approver.post([*chosen.values()])
-        # An earlier POST, whose outcome is not known, may have been applied all the same.
-        for pending in before.values() if posted.is_refused else ():
-            self._update(pending)
-        after = state.with_stays(changes if posted.is_refused else {}).with_stays(posted.stays)
-        self._become(self._answered_by_rule(after, posted.decided, by_rule), state)
+        posted = self._approver.post([self._state.events[key] for key in chosen])
+        stays = {**posted.stays}
+        # an earlier POST, whose outcome is not known, may have been applied all the same
+        if posted.is_refused:
+            for pending in before.values():
+                self._update(pending)
+            stays = {
+                key: replace(one, is_intended=chosen[key].stay.is_intended) for key, one in stays.items()
+            }
+        self._become(self._state.with_stays(stays))
+        self._answer_for_rules({key: one for key, one in posted.decided.items() if key in by_rule})
         for key, decisions in posting.items():
             self._answer_posted(self._pending[key], decisions, posted.decided)
 
-    def _answered_by_rule(
-        self, state: State, decided: Mapping[str, Decision], by_rule: Collection[str]
-    ) -> State:
-        """Answer for the auto rules, which POST what is decided no more."""
-        events = {key: replace(state.events[key], may_post=False) for key in decided}
-        for key in decided.keys() & by_rule:
-            said = replace(decided[key], detail=decided[key].detail or "an auto rule")
-            events[key], effects = answer(events[key], events[key].run, said)
-            for effect in effects:
-                effect(self._answers)
-        return replace(state, events={**state.events, **events})
+    def _answer_for_rules(self, decided: Mapping[str, Decision]) -> None:
+        """Answer for the auto rules what IMDS has decided, by EventId in lower case."""
+        events = dict(self._state.events)
+        for key, decision in decided.items():
+            said = replace(decision, detail=decision.detail or "an auto rule")
+            events[key] = answer(events[key], events[key].run, said, lambda effect: effect(self._answers))
+        self._become(replace(self._state, events=events))
 
     def _answer_posted(
         self, pending: Pending, allowed: Mapping[str, Decision], by_imds: Mapping[str, Decision]
@@ -531,7 +507,7 @@ class Listener:
 
     def _program_had(self, key: str) -> str:
         """Return what is missing of the program that is to prepare an event, "" if nothing is."""
-        one = self._state.events.get(key) if self._state else None
+        one = self._state.events.get(key)
         if one is None or not one.is_unprepared or self.dry_run:
             return ""
         return "its program had failed" if one.run in one.failed else "its program had not ended"
@@ -575,14 +551,15 @@ class Listener:
 
 def _reason(one: EventState) -> str:
     """Describe what an event waits for."""
-    return f"{one.why} behind {', '.join(one.behind.resources)}" if one.behind else one.why
+    why, behind = one.verdict.why, one.verdict.behind
+    return f"{why} behind {', '.join(behind.resources)}" if behind else why
 
 
 def _shown(one: EventState, now: datetime) -> dict[str, Any]:
     """Return what the status file shows of what the auto rules make of an event."""
-    why = _reason(one)
-    if one.behind:
-        starts = one.behind.not_before
+    why, behind = _reason(one), one.verdict.behind
+    if behind:
+        starts = behind.not_before
         when = f", {format_relative((starts - now).total_seconds())}" if starts else ""
-        why += f" ({one.behind.raw.get('EventType')}{when})"
+        why += f" ({behind.raw.get('EventType')}{when})"
     return {"EventId": one.event.event_id, "Why": why, "NeedsPerson": one.run in one.failed}

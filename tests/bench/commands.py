@@ -149,11 +149,8 @@ def _approve_before(task: _Task) -> None:
         ImdsClient(ImdsSettings(endpoint=task.imds_url), clock=clock),
     )
     document, stay = parse_document(imds.document()), Stay(since=0.0, approved_at=clock.now(), is_posted=True)
-    events = {
-        key: EventState(event=event, stay=stay, boot="", absent_at=0.0)
-        for key, event in document.events.items()
-    }
-    known = {"incarnation": document.incarnation, "events": State(events=events).dump_events()}
+    events = {key: EventState(event=event, stay=stay) for key, event in document.events.items()}
+    known = {**State(events=events).dump(), "incarnation": document.incarnation}
     outbox.commit([], records={(answers.EVENTS, answers.KNOWN): known})
     outbox.close()
     imds.close()

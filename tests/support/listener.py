@@ -129,9 +129,7 @@ class _JournalOutbox(Outbox):
         for (kind, _), value in (records or {}).items():
             intended = value.get("intended") if kind == COMMAND else ()
             if kind == EVENTS:  # for auto rules
-                intended = [
-                    one["event"]["EventId"].lower() for one, stay in value["events"] if stay["is_intended"]
-                ]
+                intended = [key for key, one in value["events"].items() if one["stay"]["is_intended"]]
             if intended:
                 self.journal.append(f"commit intent {' '.join(intended)}")
         return durable

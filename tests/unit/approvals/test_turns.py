@@ -46,8 +46,6 @@ def states(*events: dict[str, Any], limit: int = 1, before: Collection[str] = ()
         key: EventState(
             event=one,
             stay=Stay(since=0.0),
-            boot="",
-            absent_at=0.0,
             has_turn=key in before,
             rule=rule(limit) if one.status == SCHEDULED else None,
         )

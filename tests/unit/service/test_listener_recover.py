@@ -133,14 +133,35 @@ def test_recover_waits_for_the_last_event_whatever_has_become_of_it(
 
 
 def test_what_cannot_be_read_is_not_absent(rig: ListenerRig, machine: Machine) -> None:
+    rig.imds.incarnation = 100
     event = prepared(rig, machine)
     rig.imds.show({"EventId": 7})
     rig.run(30)
     assert (machine.names, "it is certain" in out_of_work(rig)[0]["Why"]) == ([DRAIN], True)
+    rig.imds.incarnation = 0
+    rig.imds.show({"EventId": 7})
+    rig.run(1)
+    rig.boot_id = "another"
+    rig.restart()
+    rig.run(5)
+    assert machine.names == [DRAIN]
     rig.imds.show({"EventId": 7}, {"EventId": event, "Resources": ["web-0"], "EventStatus": "Started"})
     rig.run(1)
     rig.imds.show({"EventId": 7})  # one that never could
     rig.run(1)
+    assert machine.names == [DRAIN, RECOVER]
+
+
+def test_an_entry_that_cannot_be_read_holds_nothing_that_came_after_it(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    rig.imds.schedule("web-9")
+    rig.run(1)
+    rig.imds.show({"EventId": 7})  # perhaps the event of the other VM
+    rig.run(1)
+    prepared(rig, machine)
+    rig.imds.show({"EventId": 7})
+    rig.run(3)
     assert machine.names == [DRAIN, RECOVER]
 
 
