@@ -29,7 +29,7 @@ _ATTRIBUTE = re.compile(r"cloudEvents[_:](.+)", re.IGNORECASE)
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 # What .NET's DataContractSerializer makes of a text: the start of the binary XML, and each part with its length.
 _DOTNET = b"@\x06string\x083http://schemas.microsoft.com/2003/10/Serialization/"
-_LENGTHS = {0x98: "<B", 0x9A: "<H", 0x9C: "<i"}
+_LENGTHS = {0x98: "<B", 0x9A: "<H", 0x9C: "<I"}
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

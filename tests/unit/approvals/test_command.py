@@ -143,6 +143,7 @@ LONG_TEXT = b'{"EventId": "A", "Reason": "' + b"x" * 300 + b'"}'
         (b'\x98\x08{"EventI\x98\x08d": "A"}\x01', b'{"EventId": "A"}'),
         (b"\x9b" + len(LONG_TEXT).to_bytes(2, "little") + LONG_TEXT, LONG_TEXT),
         (b"\x9d" + len(LONG_TEXT).to_bytes(4, "little") + LONG_TEXT, LONG_TEXT),
+        (b"\x9d\xfb\xff\xff\xffA", b"A"),  # -5, if the length were read as a signed number
         (b"\x99", b""),
         (b"\x85", b""),
     ],
