@@ -68,7 +68,10 @@ def _explain(fate: Fate, config: Config, arguments: argparse.Namespace) -> Itera
             state = f"dead letter {fate.dead[name]}"
         elif name in fate.waiting:
             age = format_duration(max(0.0, datetime.now(UTC).timestamp() - fate.event.stored_at), exact=True)
-            state = f"waits for {age}: {last.get(name, {}).get('last_error') or 'no error'}"
+            tries, next_try_at = fate.waiting[name]
+            failed = f", failed {tries} time(s)" if tries else ""
+            failed += f", next try at {next_try_at}" if next_try_at else ""
+            state = f"waits for {age}{failed}: {last.get(name, {}).get('last_error') or 'no error'}"
         elif not why:
             has_begun, since = fate.filters.get(name, ("", 0))
             is_new = has_begun != repr(filter_of(sinks[name], arguments.role))

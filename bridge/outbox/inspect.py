@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -59,14 +60,28 @@ def newest(folder: StateFolder, limit: int) -> list[dict[str, Any]]:
 
 
 def waiting(folder: StateFolder, sink: str | None, limit: int, now: datetime) -> list[dict[str, Any]]:
-    """Return what waits for one sink or all, the oldest first, with its age in seconds and the sink's last error."""
+    """Return what waits for one sink or all, the oldest first.
+
+    Each has its age in seconds, how often it failed in a row and when it is tried again, and the sink's last error.
+    """
     sinks = (folder.read_status() or {}).get("sinks", {})
-    names = ("sink", "seq", "id", "type", "subject", "age_seconds", "last_error")
+    names = ("sink", "seq", "id", "type", "subject", "age_seconds", "tries", "next_try_at", "last_error")
     return [
-        dict(zip(names, (*row, _subject(body), max(0, round(now.timestamp() - at)), error), strict=True))
-        for *row, at, body in _rows(folder, "list-waiting", sink, limit)
+        dict(
+            zip(
+                names,
+                (*row, _subject(body), max(0, round(now.timestamp() - at)), tries, next_try(due_at), error),
+                strict=True,
+            )
+        )
+        for *row, at, body, tries, due_at in _rows(folder, "list-waiting", sink, limit)
         for error in [sinks.get(row[0], {}).get("last_error")]
     ]
+
+
+def next_try(due_at: float | None) -> str | None:
+    """Return when an event is sent at the earliest, None if nothing but others keeps it back."""
+    return None if due_at is None or math.isinf(due_at) else _time(due_at)
 
 
 def dead_letters(folder: StateFolder, sink: str | None = None) -> list[dict[str, Any]]:
@@ -112,10 +127,17 @@ def show(folder: StateFolder, which: str) -> dict[str, Any]:
 
 
 class Fate(NamedTuple):
-    """An event, the sinks that it waits for, why it is a dead letter, by sink, and since when each has its filter."""
+    """What became of an event.
+
+    Attributes:
+        event: the event.
+        waiting: for each sink that it waits for, how often it failed in a row and when it is tried again.
+        dead: why it is a dead letter, by sink.
+        filters: since when each sink has its filter.
+    """
 
     event: StoredEvent
-    waiting: Sequence[str]
+    waiting: dict[str, tuple[int, str | None]]
     dead: dict[str, str]
     filters: dict[str, tuple[str, int]]
 
@@ -135,7 +157,10 @@ def fates(folder: StateFolder, which: str) -> list[Fate]:
         found = [
             Fate(
                 event=event,
-                waiting=[sink for (sink,) in database.execute("sinks-waiting-for", event.seq)],
+                waiting={
+                    sink: (tries, next_try(due_at))
+                    for sink, tries, due_at in database.execute("tries-of", event.seq)
+                },
                 dead={
                     sink: f"{number}, {reason}: {detail}"
                     for sink, number, reason, detail in database.execute("dead-letters-of", event.id)
@@ -151,32 +176,38 @@ def fates(folder: StateFolder, which: str) -> list[Fate]:
 
 def retry(folder: StateFolder, numbers: Sequence[int]) -> int:
     """Have dead letters sent again, by the process within a few seconds, or when it starts; return how many."""
-    return _change(folder, "mark-retry", [(number,) for number in numbers])
+    return _change(folder, numbers, lambda database, number: database.execute("mark-retry", number).rowcount)
 
 
 def drop(folder: StateFolder, numbers: Sequence[int]) -> int:
     """Delete dead letters; return how many."""
-    return _change(folder, "delete-dead-letter", [(number,) for number in numbers])
+    return _change(
+        folder, numbers, lambda database, number: database.execute("delete-dead-letter", number).rowcount
+    )
 
 
 def drop_waiting(folder: StateFolder, sink: str) -> int:
     """Delete what waits for a sink; return how many events."""
-    return _change(folder, "delete-waiting", [(sink, seq) for (seq,) in _rows(folder, "waiting-seqs", sink)])
+    seqs = [seq for (seq,) in _rows(folder, "waiting-seqs", sink)]
+    # What is behind another event first, so that it need not become the first of its key.
+    return _change(
+        folder, seqs[::-1], lambda database, seq: database.execute("delete-waiting", sink, seq).rowcount
+    )
 
 
 def move(folder: StateFolder, sink: str, target: str) -> int:
     """Let what waits for a sink wait for another one; return how many events."""
-    rows = [(target, sink, seq) for (seq,) in _rows(folder, "waiting-seqs", sink)]
-    return _change(folder, "move-waiting", rows)
+    seqs = [seq for (seq,) in _rows(folder, "waiting-seqs", sink)]
+    return _change(folder, seqs, lambda database, seq: database.move_waiting(sink, target, seq))
 
 
-def _change(folder: StateFolder, statement: str, rows: Sequence[tuple[Any, ...]]) -> int:
+def _change(folder: StateFolder, numbers: Sequence[int], work: Callable[[Ledger, int], int]) -> int:
+    """Do the work for each number, some in each transaction; return what it returns in all."""
     changed = 0
     with _open(folder, "write") as database:
-        for start in range(0, len(rows), CHANGED_ROWS):
+        for start in range(0, len(numbers), CHANGED_ROWS):
             with database.transaction():
-                some = rows[start : start + CHANGED_ROWS]
-                changed += sum(database.execute(statement, *row).rowcount for row in some)
+                changed += sum(work(database, number) for number in numbers[start : start + CHANGED_ROWS])
     return changed
 
 

@@ -10,14 +10,16 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from bridge.config.base import DAY_SECONDS
 from bridge.events.filters import Filter
-from bridge.events.model import CloudEvent, StoredEvent, structured
+from bridge.events.model import CloudEvent, StoredEvent, stored
+from bridge.events.urgency import Now
+from bridge.outbox.queue import Queue
 from bridge.outbox.rows import (
     DONE,
     FILTERS,
@@ -48,6 +50,8 @@ LEFT_SECONDS = 7 * DAY_SECONDS
 # This much is buffered in memory while the file cannot be used.
 MEMORY_BYTES = 32 * 1024 * 1024
 CHUNK_ROWS = 1000
+# No retry waits longer than this after a start.
+FIRST_RETRY_SECONDS = 60.0
 FREED_ROWS = 200
 
 Freed = tuple[bool, Counter[str]]
@@ -68,6 +72,8 @@ class Outbox:
         max_bytes: how large the file and its log may become before the oldest waiting events are dropped.
         retain_seconds: for how long events are kept that every sink has had.
         count: is called with the events of each commit.
+        held: for sinks that hold events, a function that returns until when one is held (steady seconds), None for
+            not at all.
 
     Raises:
         StateError: another process holds the folder, or a newer version wrote it.
@@ -76,7 +82,7 @@ class Outbox:
         epoch: the id of this run of the process, in which it counts its own events.
         previous_run: the epoch and the last committed number of the run before; (None, None) where there was none.
         changes: counts what ends a wait.
-        generation: counts how often `pending` must be read again from the start.
+        generation: counts how often what is stored was looked at anew.
     """
 
     folder: StateFolder
@@ -86,6 +92,7 @@ class Outbox:
     max_bytes: int
     retain_seconds: float
     count: Callable[[Sequence[CloudEvent | StoredEvent]], None] = lambda _: None
+    held: Mapping[str, Callable[[StoredEvent], float | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
@@ -107,6 +114,8 @@ class Outbox:
         """Begin this run with what is stored."""
         run = self.record(STATE, RUN) or {}
         self.previous_run: tuple[str | None, int | None] = (run.get("epoch"), run.get("reporterseq"))
+        latest = self.clock.steady() + FIRST_RETRY_SECONDS
+        self._storage.run(lambda database: database.execute("resume", latest), synced=False)
         self._load()
         for sink, count in self.left_sinks().items():
             log.warning(
@@ -117,6 +126,12 @@ class Outbox:
 
     def _wanted_by(self, event: StoredEvent) -> list[str]:
         return [name for name, (wanted, _) in self.sinks.items() if wanted.matches(event)]
+
+    def _held_by(self, event: StoredEvent) -> dict[str, float | None]:
+        """Return the sinks that take an event, and until when each holds it."""
+        # What only memory has is not held: a kill would lose it, and a relay completes its messages later.
+        held = self.held if self._storage.error is None else {}
+        return {name: held[name](event) if name in held else None for name in self._wanted_by(event)}
 
     @property
     def storage_error(self) -> str | None:
@@ -161,13 +176,12 @@ class Outbox:
         Returns:
             Whether the file has it all; False: only the memory has.
         """
-        now = self.clock.steady()
+        now, wall = self.clock.steady(), self.clock.wall()
         with self._changed:
             added = [
-                StoredEvent(seq=seq, id=event.id, type=event.type, stored_at=now, body=_body(event))
-                for seq, event in enumerate(events, self._storage.last_seq + 1)
+                stored(event, seq=seq, at=now) for seq, event in enumerate(events, self._storage.last_seq + 1)
             ]
-            waiting = [(sink, event.seq) for event in added for sink in self._wanted_by(event)]
+            waiting = [(event, self._held_by(event)) for event in added]
             values = dict(records or {})
             if added:
                 values[STATE, RUN] = {"epoch": self.epoch, "reporterseq": self._number, "seq": added[-1].seq}
@@ -175,19 +189,19 @@ class Outbox:
             def work(database: Ledger) -> Freed:
                 for event in added:
                     database.save_event(event)
-                for row in waiting:
-                    database.execute("save-waiting", *row)
+                for event, held in waiting:
+                    database.save_waiting(event, held, wall=wall)
                 for (kind, key), value in values.items():
                     database.save_record(kind, key, value, at=now)
                 if published:
                     database.forget_losses(published)
                 return self._make_room(database)
 
-            self._has_delivered |= len({seq for _, seq in waiting}) < len(added)
+            self._has_delivered |= not all(held for _, held in waiting)
             freed = self._storage.run(work, synced=True)
             self._storage.last_seq += len(added)
             self._storage.note_published(published)
-            self._waiting.update(sink for sink, _ in waiting)
+            self._waiting.update(sink for _, held in waiting for sink in held)
             self._note_freed(freed)
             self._storage.note_numbers()
             self.wake()
@@ -200,19 +214,13 @@ class Outbox:
         """Return the oldest events that wait for the sink behind the number `after`, in their order."""
         return self._storage.run(lambda database: database.pending(sink, after=after, limit=limit))
 
-    def has_waiting(self, sink: str, *, since: float, types: tuple[str, str]) -> bool:
-        """Return whether an event whose type begins so waits for the sink, stored after `since` (steady seconds)."""
-        values = (since, *(f"{beginning}*" for beginning in types), sink)
-        return bool(
-            self._storage.run(lambda database: database.execute("has-waiting-since", *values).fetchone())
-        )
+    def now(self) -> Now:
+        """Return the time by both clocks."""
+        return Now(wall=self.clock.wall(), steady=self.clock.steady())
 
-    def newest_waiting(self, sink: str, limit: int, *, before: float, pattern: str) -> list[StoredEvent]:
-        """Return which of the newest that wait are of types like a pattern, stored before `before` (steady)."""
-        values = (sink, limit, before, pattern)
-        return self._storage.run(
-            lambda database: [stored_event(row) for row in database.execute("newest-waiting", *values)]
-        )
+    def queue(self, sink: str) -> Queue:
+        """Return what waits for a sink, in the order in which it is sent."""
+        return Queue(sink, self._storage)
 
     def wait(self, seen: int, seconds: float) -> None:
         """Wait until `changes` is another number than the one that was seen, at most `seconds`."""
@@ -242,7 +250,8 @@ class Outbox:
         def work(database: Ledger) -> int:
             for one in events if dead else ():
                 database.save_dead_letter(sink, one.id, one.type, *(dead or ()), now, one.body)
-            return sum(database.execute("delete-waiting", sink, one.seq).rowcount for one in events)
+            # What is behind another one first, so that it need not become the first of its key.
+            return sum(database.execute("delete-waiting", sink, one.seq).rowcount for one in reversed(events))
 
         def is_delivered(database: Ledger) -> bool:
             return any(database.execute("sinks-waiting-for", one.seq).fetchone() is None for one in events)
@@ -339,7 +348,7 @@ class Outbox:
             )
             event = StoredEvent(seq=self._storage.last_seq, id=id_, type=type_, stored_at=now, body=body)
             database.save_event(event)
-            database.execute("save-waiting", sink, event.seq)
+            database.save_waiting(event, {sink: None})
             database.execute("delete-dead-letter", number)
         if numbers:
             database.note_seq(self._storage.last_seq)
@@ -354,7 +363,7 @@ class Outbox:
                 for row in database.execute("events-after", 0) if from_start else ():
                     event = stored_event(row)
                     if wanted.matches(event):
-                        database.execute("save-waiting", name, event.seq)
+                        database.save_waiting(event, {name: None})
             database.save_record(STATE, SINKS, [*known, *new])
         noted, kept = database.record(STATE, FILTERS) or {}, {}
         for name, (wanted, from_start) in self.sinks.items():
@@ -406,10 +415,6 @@ class Outbox:
                 log.error(text, waiting)
             self._storage.close()
             self.folder.release()
-
-
-def _body(event: CloudEvent | StoredEvent) -> bytes:
-    return event.body if isinstance(event, StoredEvent) else structured(event)
 
 
 def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Callable[[int], bool]) -> Freed:

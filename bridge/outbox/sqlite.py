@@ -15,7 +15,7 @@ from zlib import crc32
 
 from bridge.errors import StateError
 
-VERSION = 1
+VERSION = 2
 APPLICATION_ID = 0x494D4453  # in the header of every file that a released version wrote
 # How long the process waits for a lock, which the command line holds for milliseconds.
 BUSY_SECONDS = 1.0
@@ -62,9 +62,31 @@ class Database:
                 _prepare(self._connection, path, mode)
             else:
                 _make_tables(self._connection)
+            self.format = self._pragma("user_version")  # the version that wrote the tables
+            if self.format < VERSION:
+                self._adapt(mode)
         except BaseException:
             self._connection.close()
             raise
+
+    def _adapt(self, mode: Mode) -> None:
+        """Bring a file of the version before up to date, or show its tables to reads as this version has them."""
+        if mode == "create":
+            with self.transaction():
+                self.upgrade()
+                self._connection.execute(f"PRAGMA user_version = {VERSION}")
+            self.format = VERSION
+        else:
+            self.execute("waiting-of-version-1")
+
+    def upgrade(self) -> None:
+        """Change the tables of the version before to those of this one; the caller holds the transaction."""
+
+    def remake(self, table: str) -> None:
+        """Replace a table by an empty one with the indexes and triggers of this version."""
+        self._connection.execute(f"DROP TABLE {table}")
+        for statement in _split(_statements()[f"schema-{table}"]):
+            self._connection.execute(statement)
 
     def transaction(self, *, synced: bool = True) -> contextlib.AbstractContextManager[sqlite3.Connection]:
         """Commit all that is executed inside, or nothing; `synced` waits until the disk has it for good."""
@@ -192,14 +214,26 @@ def _prepare(connection: sqlite3.Connection, path: Path, mode: Mode) -> None:
 
 def _make_tables(connection: sqlite3.Connection) -> None:
     connection.executescript(
-        f"BEGIN IMMEDIATE; {_statements()['schema']} PRAGMA application_id = {APPLICATION_ID}; "
-        f"PRAGMA user_version = {VERSION}; COMMIT;"
+        f"BEGIN IMMEDIATE; {_statements()['schema']} {_statements()['schema-waiting']} "
+        f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; COMMIT;"
     )
+
+
+def _split(script: str) -> Iterator[str]:
+    """Yield the statements of a script, whose own method would end the transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
 
 
 def _storable(value: Any) -> Any:
     """Replace halves of surrogate pairs, which JSON can bring and SQLite cannot store."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", "replace").decode()
+    return value
 
 
 @cache

@@ -51,6 +51,8 @@ class _Access:
 class WebhookSink(Sink):
     """A URL that takes events, one in each request unless the format has batches."""
 
+    knows_duplicates = True
+
     def __init__(self, settings: WebhookSettings, *, clock: Clock | None = None) -> None:
         """Prepare to send.
 
