@@ -14,7 +14,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusSender, TransportType
 from azure.servicebus import exceptions as sdk
 
 from bridge.azure import credentials
-from bridge.azure.internals import accept_undecodable_messages
+from bridge.azure.internals import TransferRefusedError, adapt_sdk
 from bridge.config.base import Secret
 from bridge.config.bus import BusSettings, is_plain
 from bridge.errors import BridgeError, DeliveryError, Misconfigured, Rejected, Unavailable
@@ -48,6 +48,7 @@ _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
     (sdk.ServiceBusQuotaExceededError, Unavailable, "the entity is full"),
     (sdk.ServiceBusServerBusyError, Unavailable, "the service is busy"),
     (sdk.OperationTimeoutError, Unavailable, "no answer in time"),
+    (TransferRefusedError, Misconfigured, "the entity refuses what was sent"),
     (AzureError, Unavailable, "the connection failed"),
     (ValueError, Misconfigured, "the settings do not fit"),
 )
@@ -67,7 +68,12 @@ _BY_TEXT: tuple[tuple[str, type[DeliveryError], str], ...] = (
 )
 
 # The broker refuses one transfer with these; the link stays usable.
-_REFUSALS = (sdk.MessageSizeExceededError, sdk.ServiceBusQuotaExceededError, sdk.ServiceBusServerBusyError)
+_REFUSALS = (
+    TransferRefusedError,
+    sdk.MessageSizeExceededError,
+    sdk.ServiceBusQuotaExceededError,
+    sdk.ServiceBusServerBusyError,
+)
 
 
 def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClient:
@@ -81,7 +87,7 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
         Misconfigured: the connection string or the WebSocket package is missing.
     """
     credentials.quieten()
-    accept_undecodable_messages()
+    adapt_sdk()
     options: dict[str, Any] = {
         "retry_total": RETRY_TOTAL,
         "try_timeout": TRY_SECONDS,
