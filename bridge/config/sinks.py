@@ -158,7 +158,8 @@ class HttpSettings(Settings):
     proxy: Annotated[Secret | None, values.check_proxy] = None
     """The HTTP proxy; it may contain user and password. Example: `"http://proxy.contoso.com:3128"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
-    """How long a request may wait for the receiver each time, as from byte to byte of an answer. Example: `5`."""
+    """How long a request may wait for the receiver each time, as from byte to byte of an answer; to connect, it has
+    5 s. Example: `5`."""
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield certificates and keys that cannot be used."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
@@ -37,7 +38,6 @@ from bridge.runtime.time import Clock
 from bridge.runtime.worker import Worker
 from bridge.sinks.base import RequestPreview, Sink
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # The SDK does not always keep its time limits; a call that exceeds them by more than this is abandoned.
@@ -107,7 +107,6 @@ class ServiceBusSink(Sink):
                 if count == 1 or "amqp:not-allowed" not in str(error.__cause__):
                     raise
                 self._batch_limit = 1
-                log.info("%s takes no batches, sending one message at a time", self._address)
             else:
                 yield count
                 messages = messages[count:]
@@ -267,19 +266,11 @@ def _first_batch(sender: ServiceBusSender, messages: Sequence[ServiceBusMessage]
     """Return a batch of the first messages, as many as fit and have one session, and their number."""
     max_bytes = sender.create_message_batch().max_size_in_bytes - ENVELOPE_BYTES
     batch = sender.create_message_batch(max_bytes)
-    for message in messages:
-        if message.session_id != messages[0].session_id or not _add(batch, message):
-            break
+    with suppress(MessageSizeExceededError):
+        for message in takewhile(lambda one: one.session_id == messages[0].session_id, messages):
+            batch.add_message(message)
     # The broker decides: a single message may be larger than a batch.
     return (batch, len(batch)) if len(batch) > 1 else (messages[0], 1)
-
-
-def _add(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> bool:
-    try:
-        batch.add_message(message)
-    except MessageSizeExceededError:
-        return False
-    return True
 
 
 def to_message(
