@@ -161,16 +161,17 @@ NAMESPACE_API_VERSION = "2024-06-01"
 
 
 class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
-    """Send the events to an Event Grid topic, custom or of a namespace, with a key or the identity."""
+    """Send the events to an Event Grid topic, custom or of a namespace or a domain, with a key or the identity."""
 
     kind: Literal["eventgrid"]
     endpoint: str
-    """The URL of a custom topic as the portal shows it, or the address of a namespace. Example:
+    """The URL of a custom topic or a domain as the portal shows it, or the address of a namespace. Example:
     `"https://maintenance.westeurope-1.eventgrid.azure.net/api/events"`."""
     flavor: Literal["custom", "namespace"] | None = None
     """The kind of topic, where `endpoint` does not show it."""
     topic: str = ""
-    """The topic of a namespace. Example: `"maintenance"`."""
+    """The topic of a namespace or a domain; a domain gets its name as the `source` of the events. Example:
+    `"maintenance"`."""
     key: Annotated[Secret | None, check_token] = None
     """An access key; without one, the managed identity is used. Example: `"9Q3...="`."""
 
@@ -190,15 +191,16 @@ class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
         path = parts.path.rstrip("/")
         named = re.fullmatch(r"/topics/([^/:]+)(:publish)?", path)
         flavor = self.flavor or (
-            "namespace" if self.topic or named else "custom" if path == "/api/events" else ""
+            "custom" if path == "/api/events" else "namespace" if self.topic or named else ""
         )
-        if flavor == "custom" and path in ("", "/api/events") and not self.topic:
+        is_topic = not self.topic or _TOPIC.fullmatch(self.topic)
+        if flavor == "custom" and path in ("", "/api/events") and is_topic:
             return flavor, f"{parts.scheme}://{parts.netloc}/api/events?api-version={CUSTOM_API_VERSION}"
         topic = self.topic or (named[1] if named else "")
         if flavor == "namespace" and _TOPIC.fullmatch(topic) and (named or not path):
             query = f"api-version={NAMESPACE_API_VERSION}"
             return flavor, f"{parts.scheme}://{parts.netloc}/topics/{topic}:publish?{query}"
         raise ValueError(
-            "expected https://TOPIC.REGION-1.eventgrid.azure.net/api/events (a custom topic), or "
-            'https://NAMESPACE.REGION-1.eventgrid.azure.net with topic = "..."'
+            "expected https://TOPIC.REGION-1.eventgrid.azure.net/api/events (a custom topic, or a domain with "
+            'topic = "..."), or https://NAMESPACE.REGION-1.eventgrid.azure.net with topic = "..."'
         )

@@ -1,7 +1,8 @@
-"""Send events to an Event Grid topic, custom or of a namespace, as batches of CloudEvents."""
+"""Send events to an Event Grid topic, custom or of a namespace or a domain, as batches of CloudEvents."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from bridge.azure.credentials import Tokens
@@ -9,7 +10,7 @@ from bridge.config.base import read_or_keep
 from bridge.config.bus import EventGridSettings
 from bridge.config.values import check_token
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
-from bridge.events.model import StoredEvent
+from bridge.events.model import StoredEvent, encode_json
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, batch
 from bridge.http.client import Answer, HttpClient, origin
 from bridge.runtime.text import register_secret
@@ -21,7 +22,10 @@ MAX_BATCH_EVENTS = {"custom": 5000, "namespace": 1000}
 
 _FORBIDDEN = 403
 # What Event Grid answers with 400 if the topic is set up for other events, or the address is wrong.
-_SETUP_MARKS = (b"'EventGridEvent'", b"'CustomInputEvent'", b"UnsupportedApiVersion", b"api version")
+_DOMAIN = b"the domain topic"
+_SETUP_ERROR = re.compile(
+    rb"'EventGridEvent'|'CustomInputEvent'|UnsupportedApiVersion|api version|" + _DOMAIN
+)
 
 
 class EventGridSink(Sink):
@@ -62,7 +66,7 @@ class EventGridSink(Sink):
         """Return the POST for an event."""
         name = next(iter(self._key), "Authorization")
         headers = {"Content-Type": BATCH_CONTENT_TYPE, name: "***"}
-        return preview("POST", self._url, headers, batch([event]))
+        return preview("POST", self._url, headers, self._batch([event]))
 
     def close(self) -> None:
         """Close the connections."""
@@ -70,10 +74,20 @@ class EventGridSink(Sink):
         self._tokens.forget()
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
-        body = batch(events)
+        body = self._batch(events)
         answer = self._exchange(body)
         if error := event_grid_error(self._flavor, answer, size=len(body)):
-            raise answer_error(error, self._url, answer)
+            advice = (
+                "; set `topic` to the name of one of the domain's topics" if _DOMAIN in answer.body else ""
+            )
+            raise answer_error(error, self._url, answer, advice)
+
+    def _batch(self, events: Sequence[StoredEvent]) -> bytes:
+        """Write events byte for byte, but for a domain, which takes their source for the topic."""
+        topic = self._settings.topic
+        if not topic or self._flavor == "namespace":
+            return batch(events)
+        return encode_json([{**event.envelope, "source": topic} for event in events]).encode("ascii")
 
     def _exchange(self, body: bytes) -> Answer:
         headers = {"Content-Type": BATCH_CONTENT_TYPE, **self._key, **self._tokens.header()}
@@ -107,8 +121,8 @@ def event_grid_error(flavor: str, answer: Answer, *, size: int = 0) -> type[Deli
         return Unavailable
     if answer.status == _FORBIDDEN and flavor == "namespace":
         return _forbidden(answer.body.lower(), is_oversized=size > MAX_BATCH_BYTES)
-    is_setup_error = any(mark in answer.body for mark in _SETUP_MARKS)
-    return Misconfigured if error is Gone or (error is Rejected and is_setup_error) else error
+    is_setup_error = error is Rejected and _SETUP_ERROR.search(answer.body)
+    return Misconfigured if error is Gone or is_setup_error else error
 
 
 def _forbidden(text: bytes, *, is_oversized: bool) -> type[DeliveryError]:
