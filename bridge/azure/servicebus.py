@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import chain
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusSender, TransportType
@@ -17,6 +17,7 @@ from bridge.azure import credentials
 from bridge.azure.internals import TransferRefusedError, adapt_sdk
 from bridge.config.base import Secret
 from bridge.config.bus import BusSettings, is_plain
+from bridge.config.values import UNTRUSTED, UNTRUSTED_MARKS, check_proxy
 from bridge.errors import BridgeError, DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.text import one_line, redact, register_secret
 
@@ -62,6 +63,10 @@ _BY_TEXT: tuple[tuple[str, type[DeliveryError], str], ...] = (
         Unavailable,
         "the namespace has no connection left (it accepts 5,000); close other clients, or use more namespaces",
     ),
+    ("Failed to authenticate the connection due", Unavailable, "the host name cannot be resolved"),
+    ("prevented to connect", Misconfigured, "the namespace's firewall refuses this machine"),
+    ("proxy status: 407", Misconfigured, "the proxy wants user and password, or other ones, in http_proxy"),
+    *((mark, Misconfigured, UNTRUSTED) for mark in UNTRUSTED_MARKS),
     ("non-sessionful", Misconfigured, _REQUIRED),
     ("SessionId was not set", Misconfigured, _REQUIRED),
     ("sessionful", Misconfigured, "the queue or subscription has no sessions"),
@@ -100,12 +105,11 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
             f'{address_of(settings)}: transport = "websocket" needs the package websocket-client; '
             "install imds-bridge[websocket]"
         )
-    if settings.http_proxy:
-        proxy = urlsplit(settings.http_proxy)
-        options["http_proxy"] = {"proxy_hostname": proxy.hostname, "proxy_port": proxy.port or 80}
     if settings.ca_file:
         options["connection_verify"] = str(settings.ca_file)
     try:
+        if settings.http_proxy:
+            options["http_proxy"] = _proxy(settings.http_proxy.read())
         if settings.connection_string:
             text = settings.connection_string.read()
             _register_secrets(text)
@@ -116,6 +120,13 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
         return ServiceBusClient(settings.namespace, credential or make_credential(settings), **options)
     except (ValueError, OSError) as error:
         raise Misconfigured(f"{address_of(settings)}: {redact(str(error))}") from None
+
+
+def _proxy(url: str) -> dict[str, Any]:
+    parts = urlsplit(check_proxy(url))
+    login = {"username": unquote(parts.username or ""), "password": unquote(parts.password or "")}
+    register_secret(login["password"])
+    return {"proxy_hostname": parts.hostname, "proxy_port": parts.port or 80, **login}
 
 
 def sender_of(client: ServiceBusClient, settings: BusSettings) -> ServiceBusSender:

@@ -24,6 +24,7 @@ from bridge.config.values import socket_address
 from bridge.errors import BridgeError, ConfigError, ImdsError
 from bridge.formats.samples import make_test_event
 from bridge.formats.text import table
+from bridge.http.client import origin
 from bridge.imds.client import ImdsClient, NoAnswerError
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
@@ -108,6 +109,7 @@ def check(config: Config, *, send: bool = False) -> list[Finding]:
         "state": _states(config),
         "outbox": _left_sinks(config),
         "metrics": _metrics(config) if config.metrics.listen else (),
+        "proxy": _proxies(config),
         "imds": _imds(config) if _needs_imds(config) else (),
         "sinks": _sinks(config, send=send),
         "approvals": _approvals(config, config.approvals) if config.approvals else (),
@@ -234,6 +236,17 @@ def _metrics(config: Config) -> Iterator[Finding]:
         yield Finding("metrics", "ok", f"{listen} is free")
 
 
+def _proxies(config: Config) -> Iterator[Finding]:
+    """Name what uses the environment's proxy: a bus over WebSockets whose table has none, and the Azure libraries."""
+    parts: list[tuple[str, Any]] = [("approvals", config.approvals), ("relay", config.relay)]
+    parts += [(f"sinks.{name}", sink) for name, sink in config.sinks.items()]
+    over_web = [(name, part) for name, part in parts if getattr(part, "transport", "") == "websocket"]
+    if proxy := os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY"):
+        text = f"HTTPS_PROXY of the environment, {origin(proxy)}, is used for tokens that IMDS does not give"
+        users = [name for name, part in over_web if not part.http_proxy]
+        yield Finding("proxy", "ok", ", by ".join([text, *users]))
+
+
 _NO_IMDS = (
     "on an Azure VM, look for a firewall or proxy before 169.254.169.254; elsewhere use imds-bridge lab"
 )
@@ -319,6 +332,8 @@ def _sink(name: str, sink: Sink, *, send: bool) -> Iterator[Finding]:
 _BY_TEXT = {
     "requires sessions": "set `session` in [{section}], or name one without sessions, as a relay needs",
     "has no sessions": "leave `session` out of [{section}], or let the queue or subscription require sessions",
+    "cannot be resolved": "check the host in [{section}], the proxy and DNS",
+    "firewall refuses": "allow this machine's address, or its subnet, in the networking of the namespace",
     "(self.signed|local issuer)": (
         "if it is the right certificate, name a file with it, or with its authority, as `ca_file` in [{section}]"
     ),

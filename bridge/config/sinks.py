@@ -186,7 +186,8 @@ class IdentitySettings(Settings):
     """`managed_identity` of the VM, or `default`, which tries the environment, workload identity, managed identity
     and developer tools in turn."""
     client_id: str = ""
-    """The client id of a user-assigned managed identity. Example: `"11111111-2222-3333-4444-555555555555"`."""
+    """The client id of a user-assigned managed identity, by default that of the environment variable AZURE_CLIENT_ID.
+    Example: `"11111111-2222-3333-4444-555555555555"`."""
 
 
 class WebhookSettings(SinkSettings, HttpSettings, IdentitySettings):

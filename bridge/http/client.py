@@ -27,7 +27,7 @@ from urllib3.exceptions import HTTPError as Urllib3Error
 from bridge import __version__
 from bridge.config.base import read_or_keep
 from bridge.config.sinks import HttpSettings
-from bridge.config.values import check_proxy
+from bridge.config.values import UNTRUSTED, UNTRUSTED_MARKS, check_proxy
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.http.connect import open_socket
 from bridge.runtime.text import register_secret
@@ -249,10 +249,13 @@ def register_url(url: str) -> None:
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, limit_seconds: float) -> float | None:
-    """Read `Retry-After`, in seconds or as a date; an invalid value counts as absent, a longer time as the limit."""
+    """Read `Retry-After`, in seconds or as a date; an invalid value counts as absent, a longer time as the limit.
+
+    Of several values, the first counts: a proxy may add its own.
+    """
     value = headers.get("Retry-After", "").strip()
-    if value.isdecimal():
-        return min(limit_seconds, float(value))
+    if seconds := re.match(r"(\d+(?:\.\d+)?) *(?:,|$)", value):
+        return min(limit_seconds, float(seconds[1]))
     instant = parse_http_date(value)
     return None if instant is None else min(limit_seconds, max(0.0, instant.timestamp() - time.time()))
 
@@ -300,8 +303,8 @@ def _failure_of(cause: BaseException) -> DeliveryError:
 
 def _tls_reason(error: ssl.SSLError) -> str:
     """Return why TLS failed: what this side found, or what the other side answered."""
-    if message := getattr(error, "verify_message", ""):
-        return str(message)
+    if message := str(getattr(error, "verify_message", "")):
+        return f"{message}; {UNTRUSTED}" if any(mark in message for mark in UNTRUSTED_MARKS) else message
     reason = (error.reason or type(error).__name__).replace("_", " ")
     _, alert, refusal = reason.lower().partition(" alert ")
     return f"the server refused: {refusal}" if alert else reason.lower()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bridge.config.values import check_ca, check_certificate
+from bridge.config.values import UNTRUSTED, check_ca, check_certificate
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.http import client as module
 from tests.support.http_client import OK, MakeClient, ask, failure, http_client
@@ -42,8 +42,8 @@ def files(pair: Pair) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("server", "ca", "text"),
     [
-        ({}, None, "certificate"),
-        ({}, "other.pem", "certificate"),
+        ({}, None, UNTRUSTED),
+        ({}, "other.pem", UNTRUSTED),
         ({"host": "other.example"}, "ca.pem", "certificate is not valid for '127.0.0.1'"),
         ({"days": -1}, "ca.pem", "TLS failed: certificate has expired"),
     ],

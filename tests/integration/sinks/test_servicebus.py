@@ -10,6 +10,7 @@ import math
 import socket
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -24,9 +25,8 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from bridge.azure import credentials as credentials_module
 from bridge.azure import servicebus as servicebus_module
-from bridge.config.base import Secret
 from bridge.config.bus import ServiceBusSettings
-from bridge.errors import HungError, Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, HungError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.sinks import servicebus as module
 from bridge.sinks.base import Sink
@@ -504,11 +504,14 @@ def identity(bus: ServiceBusLab, monkeypatch: pytest.MonkeyPatch) -> ServiceBusS
     return ServiceBusSettings(kind="servicebus", namespace=namespace, queue=QUEUE, client_id="c-1")
 
 
+@pytest.mark.parametrize("client_id", ["c-1", ""])
 def test_the_identity_of_the_vm_gets_its_token_from_imds_without_a_proxy_and_keeps_it(
-    bus: ServiceBusLab, identity: ServiceBusSettings, monkeypatch: pytest.MonkeyPatch
+    bus: ServiceBusLab, identity: ServiceBusSettings, monkeypatch: pytest.MonkeyPatch, client_id: str
 ) -> None:
     """The lab has no TLS and takes any token: what is real is the SDK, azure-identity and its request to IMDS."""
     clock = MovedClock()
+    monkeypatch.setenv("AZURE_CLIENT_ID", "of-the-environment")
+    identity = identity.model_copy(update={"client_id": client_id})
     with TokenEndpoint() as imds, TokenEndpoint() as proxy:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
         set_proxy(monkeypatch, proxy.url)
@@ -523,7 +526,7 @@ def test_the_identity_of_the_vm_gets_its_token_from_imds_without_a_proxy_and_kee
             sink.reload()
             sink.send([event()])
         assert len(imds.requests) == 2
-        assert "client_id=c-1" in imds.requests[0]
+        assert f"client_id={client_id or 'of-the-environment'}" in imds.requests[0]
         assert "resource=https://servicebus.azure.net" in imds.requests[0]
         assert proxy.requests == []
     assert len(arrived(bus)) == 3
@@ -559,21 +562,47 @@ def test_a_connection_string_needs_no_azure_identity(
     assert len(arrived(bus)) == 1
 
 
-def test_over_websockets_it_goes_through_the_proxy_to_port_443() -> None:
+@pytest.mark.parametrize("way", ["key", "file", "environment"])
+@pytest.mark.parametrize(("status", "kind"), [(502, Unavailable), (407, Misconfigured)])
+def test_over_websockets_it_goes_through_the_proxy_to_port_443(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str, status: int, kind: type[DeliveryError]
+) -> None:
     """The proxy is real as far as its first request; a WebSocket that leads anywhere is not shown."""
 
     def refuse(server: RawServer, connection: socket.socket) -> None:
         server.read_head(connection)
-        connection.sendall(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+        connection.sendall(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
 
-    text = f"Endpoint=sb://bus.invalid/;SharedAccessKeyName=k;SharedAccessKey={KEY}"
-    given: dict[str, Any] = {"connection_string": Secret(text), "queue": QUEUE, "transport": "websocket"}
     with RawServer(refuse) as proxy:
-        configured = ServiceBusSettings(kind="servicebus", http_proxy=proxy.url, **given)
-        with closing(ServiceBusSink(configured)) as sink:
+        url = proxy.url.replace("://", f"://user:{KEY}%21@")
+        (tmp_path / "proxy").write_text(url)
+        set_proxy(monkeypatch, url if way == "environment" else "http://127.0.0.1:9")
+        ways: dict[str, Any] = {"key": {"http_proxy": url}, "file": {"http_proxy_file": tmp_path / "proxy"}}
+        with closing(ServiceBusSink(over_websockets("bus.invalid", **ways.get(way, {})))) as sink:
             error = failure(sink, event())
-        assert proxy.requests[0].startswith("CONNECT bus.invalid:443 HTTP/1.1")
-    assert (type(error), KEY in str(error)) == (Unavailable, False)
+        head = proxy.requests[0]
+    assert head.startswith("CONNECT bus.invalid:443 HTTP/1.1")
+    assert f"Proxy-Authorization: Basic {b64encode(f'user:{KEY}!'.encode()).decode()}" in head
+    assert (type(error), KEY in str(error)) == (kind, False)
+
+
+def over_websockets(host: str, **more: Any) -> ServiceBusSettings:
+    text = f"Endpoint=sb://{host}/;SharedAccessKeyName=k;SharedAccessKey={KEY}"
+    given = {
+        "kind": "servicebus",
+        "connection_string": text,
+        "queue": QUEUE,
+        "transport": "websocket",
+        **more,
+    }
+    return ServiceBusSettings.model_validate(given)
+
+
+def test_a_name_that_dns_does_not_know_is_no_refused_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    with closing(ServiceBusSink(over_websockets("does-not-exist.invalid"))) as sink:
+        error = failure(sink, event())
+    assert (type(error), "the host name cannot be resolved" in str(error)) == (Unavailable, True)
 
 
 def test_without_its_package_the_websocket_is_a_fault_that_names_the_extra(
