@@ -73,12 +73,7 @@ _BY_TEXT: tuple[tuple[str, type[DeliveryError], str], ...] = (
 )
 
 # The broker refuses one transfer with these; the link stays usable.
-_REFUSALS = (
-    TransferRefusedError,
-    sdk.MessageSizeExceededError,
-    sdk.ServiceBusQuotaExceededError,
-    sdk.ServiceBusServerBusyError,
-)
+_REFUSALS = (sdk.MessageSizeExceededError, sdk.ServiceBusQuotaExceededError, sdk.ServiceBusServerBusyError)
 
 
 def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClient:
@@ -109,7 +104,11 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
         options["connection_verify"] = str(settings.ca_file)
     try:
         if settings.http_proxy:
-            options["http_proxy"] = _proxy(settings.http_proxy.read())
+            proxy = urlsplit(check_proxy(settings.http_proxy.read()))
+            login = {"username": unquote(proxy.username or ""), "password": unquote(proxy.password or "")}
+            register_secret(login["password"])
+            place = {"proxy_hostname": proxy.hostname, "proxy_port": proxy.port or 80}
+            options["http_proxy"] = {**place, **login}
         if settings.connection_string:
             text = settings.connection_string.read()
             _register_secrets(text)
@@ -120,13 +119,6 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
         return ServiceBusClient(settings.namespace, credential or make_credential(settings), **options)
     except (ValueError, OSError) as error:
         raise Misconfigured(f"{address_of(settings)}: {redact(str(error))}") from None
-
-
-def _proxy(url: str) -> dict[str, Any]:
-    parts = urlsplit(check_proxy(url))
-    login = {"username": unquote(parts.username or ""), "password": unquote(parts.password or "")}
-    register_secret(login["password"])
-    return {"proxy_hostname": parts.hostname, "proxy_port": parts.port or 80, **login}
 
 
 def sender_of(client: ServiceBusClient, settings: BusSettings) -> ServiceBusSender:
@@ -160,7 +152,7 @@ def address_of(settings: BusSettings) -> str:
 
 def link_is_intact(error: BaseException) -> bool:
     """Return whether the link can be used again: the broker only refused what was sent."""
-    return isinstance(error, _REFUSALS) and _NO_CONNECTION not in str(error)
+    return isinstance(error, (TransferRefusedError, *_REFUSALS)) and _NO_CONNECTION not in str(error)
 
 
 @contextmanager

@@ -238,12 +238,11 @@ def _metrics(config: Config) -> Iterator[Finding]:
 
 def _proxies(config: Config) -> Iterator[Finding]:
     """Name what uses the environment's proxy: a bus over WebSockets whose table has none, and the Azure libraries."""
-    parts: list[tuple[str, Any]] = [("approvals", config.approvals), ("relay", config.relay)]
-    parts += [(f"sinks.{name}", sink) for name, sink in config.sinks.items()]
-    over_web = [(name, part) for name, part in parts if getattr(part, "transport", "") == "websocket"]
+    parts: dict[str, Any] = {"approvals": config.approvals, "relay": config.relay, **config.sinks}
+    over_web = {name: part for name, part in parts.items() if getattr(part, "transport", "") == "websocket"}
     if proxy := os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY"):
         text = f"HTTPS_PROXY of the environment, {origin(proxy)}, is used for tokens that IMDS does not give"
-        users = [name for name, part in over_web if not part.http_proxy]
+        users = [name for name, part in over_web.items() if not part.http_proxy]
         yield Finding("proxy", "ok", ", by ".join([text, *users]))
 
 
@@ -334,9 +333,6 @@ _BY_TEXT = {
     "has no sessions": "leave `session` out of [{section}], or let the queue or subscription require sessions",
     "cannot be resolved": "check the host in [{section}], the proxy and DNS",
     "firewall refuses": "allow this machine's address, or its subnet, in the networking of the namespace",
-    "(self.signed|local issuer)": (
-        "if it is the right certificate, name a file with it, or with its authority, as `ca_file` in [{section}]"
-    ),
     "certificate (has expired|is not valid for)": "correct the host in [{section}], or renew the certificate",
     "wrong.version.number": (
         "this port speaks plain HTTP, not TLS: correct the port, or write http:// with allow_http = true"

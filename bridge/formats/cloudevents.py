@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import ClassVar, Literal
 from urllib.parse import quote
 
-from pydantic import Field
-
-from bridge.config.base import Fault
 from bridge.config.sinks import WebhookSettings
 from bridge.events.model import StoredEvent, encode_json
 from bridge.formats.base import Encoded, Format
@@ -33,18 +30,6 @@ class CloudEventsSettings(WebhookSettings):
     mode: Literal["structured", "binary", "batch"] = "structured"
     """One event as JSON, one with its attributes as `ce-` headers (percent-encoded, which several SDKs do not
     decode), or lists of up to 100 events."""
-    content_type: str = Field(default="", pattern=r"^([!-~]+/[ -~]+)?$")
-    """The content type of structured and batch mode, for receivers that take no other. Example:
-    `"application/json"`."""
-
-    def find_faults(self) -> Iterator[Fault]:
-        """Yield a content type where it is that of an event's data."""
-        yield from super().find_faults()
-        if self.content_type and self.mode == "binary":
-            yield (
-                "content_type",
-                'expected mode = "structured" or "batch": in binary mode it is that of the data',
-            )
 
 
 class CloudEvents(Format):
@@ -54,17 +39,16 @@ class CloudEvents(Format):
 
     def __init__(self, settings: CloudEventsSettings) -> None:
         self._mode = settings.mode
-        self._content_type = settings.content_type
         if settings.mode == "batch":
             self.max_batch = MAX_BATCH_EVENTS
 
     def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:  # noqa: ARG002 - no times are shown
         """Write the events in the mode that is set."""
         if self._mode == "batch":
-            return {"Content-Type": self._content_type or BATCH_CONTENT_TYPE}, batch(events)
+            return {"Content-Type": BATCH_CONTENT_TYPE}, batch(events)
         (event,) = events
         if self._mode == "structured":
-            return {"Content-Type": self._content_type or CONTENT_TYPE}, event.body
+            return {"Content-Type": CONTENT_TYPE}, event.body
         return binary(event.envelope)
 
 

@@ -10,6 +10,7 @@ import re
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -29,12 +30,12 @@ from bridge.config.base import read_or_keep
 from bridge.config.sinks import HttpSettings
 from bridge.config.values import UNTRUSTED, UNTRUSTED_MARKS, check_proxy
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
-from bridge.http.connect import open_socket
 from bridge.runtime.text import register_secret
 from bridge.runtime.threads import extend_deadline
 from bridge.runtime.time import parse_http_date
 
 CONNECT_SECONDS = 5.0
+FIRST_SECONDS = 0.25
 IDLE_SECONDS = 30.0  # load balancers and NAT gateways forget a connection after minutes, and do not say so
 MAX_BODY_BYTES = 64 * 1024
 LONG_PART = 16  # shorter parts of a URL may be words that logs need
@@ -65,7 +66,31 @@ class _Connection(HTTPConnection):
         self.sock.settimeout(self.timeout)
 
     def _new_conn(self) -> socket.socket:
-        return open_socket(self._dns_host, self.port, limit_seconds=CONNECT_SECONDS)
+        """Connect; of several addresses, each is tried for a short time first, and those that are silent for longer.
+
+        Raises:
+            OSError: why the last address failed.
+        """
+        found = socket.getaddrinfo(self._dns_host.strip("[]"), self.port, type=socket.SOCK_STREAM)
+        first_seconds = FIRST_SECONDS if len(found) > 1 else CONNECT_SECONDS
+        waiting: deque[tuple[Any, float]] = deque((address, first_seconds) for *_, address in found)
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while True:
+            address, seconds = waiting.popleft()
+            left_seconds = max(0.001, deadline - time.monotonic())
+            try:
+                connected = socket.create_connection(address[:2], min(seconds, left_seconds))
+            except TimeoutError:
+                if seconds >= left_seconds:
+                    raise
+                waiting.append((address, 2 * seconds))
+            except OSError:
+                if not waiting:
+                    raise
+            else:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connected.settimeout(CONNECT_SECONDS)
+                return connected
 
 
 class _TlsConnection(_Connection, HTTPSConnection):

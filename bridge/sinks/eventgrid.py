@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from bridge.azure.credentials import Tokens
@@ -23,9 +22,8 @@ MAX_BATCH_EVENTS = {"custom": 5000, "namespace": 1000}
 _FORBIDDEN = 403
 # What Event Grid answers with 400 if the topic is set up for other events, or the address is wrong.
 _DOMAIN = b"the domain topic"
-_SETUP_ERROR = re.compile(
-    rb"'EventGridEvent'|'CustomInputEvent'|UnsupportedApiVersion|api version|" + _DOMAIN
-)
+_SETUP_MARKS = (b"'EventGridEvent'", b"'CustomInputEvent'", b"UnsupportedApiVersion", b"api version", _DOMAIN)
+_DOMAIN_ADVICE = "; set `topic` to the name of one of the domain's topics"
 
 
 class EventGridSink(Sink):
@@ -77,17 +75,13 @@ class EventGridSink(Sink):
         body = self._batch(events)
         answer = self._exchange(body)
         if error := event_grid_error(self._flavor, answer, size=len(body)):
-            advice = (
-                "; set `topic` to the name of one of the domain's topics" if _DOMAIN in answer.body else ""
-            )
-            raise answer_error(error, self._url, answer, advice)
+            raise answer_error(error, self._url, answer, _DOMAIN_ADVICE if _DOMAIN in answer.body else "")
 
     def _batch(self, events: Sequence[StoredEvent]) -> bytes:
         """Write events byte for byte, but for a domain, which takes their source for the topic."""
-        topic = self._settings.topic
-        if not topic or self._flavor == "namespace":
+        if self._flavor == "namespace" or not self._settings.topic:
             return batch(events)
-        return encode_json([{**event.envelope, "source": topic} for event in events]).encode("ascii")
+        return encode_json([{**event.envelope, "source": self._settings.topic} for event in events]).encode()
 
     def _exchange(self, body: bytes) -> Answer:
         headers = {"Content-Type": BATCH_CONTENT_TYPE, **self._key, **self._tokens.header()}
@@ -121,8 +115,8 @@ def event_grid_error(flavor: str, answer: Answer, *, size: int = 0) -> type[Deli
         return Unavailable
     if answer.status == _FORBIDDEN and flavor == "namespace":
         return _forbidden(answer.body.lower(), is_oversized=size > MAX_BATCH_BYTES)
-    is_setup_error = error is Rejected and _SETUP_ERROR.search(answer.body)
-    return Misconfigured if error is Gone or is_setup_error else error
+    is_setup_error = any(mark in answer.body for mark in _SETUP_MARKS)
+    return Misconfigured if error is Gone or (error is Rejected and is_setup_error) else error
 
 
 def _forbidden(text: bytes, *, is_oversized: bool) -> type[DeliveryError]:

@@ -165,7 +165,7 @@ def test_wrong_tls_and_wrong_sessions_have_remedies_of_their_own(
         )
         done = cli.check("--send")
     for name, message, remedy in (
-        ("sink unknown", "TLS failed: ", "as `ca_file` in [sinks.unknown]"),
+        ("sink unknown", "TLS failed: ", "check the settings of [sinks.unknown]"),
         ("sink plain", "TLS failed: ", "this port speaks plain HTTP, not TLS"),
         ("sink fleet", "the queue or subscription requires sessions", "set `session` in [sinks.fleet]"),
         ("approvals", "the queue or subscription has no sessions", "leave `session` out of [approvals]"),
@@ -188,7 +188,7 @@ def test_the_environments_proxy_is_named_with_what_uses_it(
     cli.sinks(hook=webhook(inbox), one=bus, two={**bus, "http_proxy": "http://proxy.invalid:3128"})
     done = cli.check()
     assert done.row(check="proxy")["message"] == (
-        "HTTPS_PROXY of the environment, http://127.0.0.1:9, is used for tokens that IMDS does not give, by sinks.one"
+        "HTTPS_PROXY of the environment, http://127.0.0.1:9, is used for tokens that IMDS does not give, by one"
     )
     assert done.row(check="sink hook", result="ok")  # without a proxy
     assert "Connection refused" in done.row(check="sink one", result="FAIL")["message"]

@@ -47,7 +47,6 @@ def test_each_format_has_its_own_defaults_and_the_limits_of_every_sink(tmp_path:
             "mode: ",
             'did you mean sinks.NAME.mode with kind = "webhook" and format = "cloudevents"?',
         ),
-        ({"mode": "binary", "content_type": "application/json"}, "content_type: ", "it is that of the data"),
         ({"content_type": "json\r\nX: y"}, "content_type: ", "^([!-~]+/[ -~]+)?$'"),
         ({"template_file": "x"}, "template_file: ", 'with kind = "webhook" and format = "template"?'),
         (
