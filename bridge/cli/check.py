@@ -237,13 +237,15 @@ def _metrics(config: Config) -> Iterator[Finding]:
 
 
 def _proxies(config: Config) -> Iterator[Finding]:
-    """Name what uses the environment's proxy: a bus over WebSockets whose table has none, and the Azure libraries."""
+    """Name what uses the environment's proxy: libraries, and a bus over WebSockets whose table has none."""
     parts: dict[str, Any] = {"approvals": config.approvals, "relay": config.relay, **config.sinks}
     over_web = {name: part for name, part in parts.items() if getattr(part, "transport", "") == "websocket"}
     if proxy := os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY"):
-        text = f"HTTPS_PROXY of the environment, {origin(proxy)}, is used for tokens that IMDS does not give"
+        text = (
+            f"HTTPS_PROXY of the environment, {origin(proxy)}, is for apprise, tokens that IMDS does not give"
+        )
         users = [name for name, part in over_web.items() if not part.http_proxy]
-        yield Finding("proxy", "ok", ", by ".join([text, *users]))
+        yield Finding("proxy", "ok", ", ".join([text, *users]))
 
 
 _NO_IMDS = (

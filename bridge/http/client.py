@@ -179,18 +179,16 @@ class HttpClient:
         request = self._prepare(method, url, headers, body)
         if time.monotonic() > self._used_at + IDLE_SECONDS:
             self.close()
-        timeout_seconds = self._settings.timeout_seconds
-        extend_deadline(CONNECT_SECONDS + timeout_seconds)
-        deadline = time.monotonic() + timeout_seconds
+        limit_seconds = self._settings.timeout_seconds
+        extend_deadline(CONNECT_SECONDS + limit_seconds)
+        deadline = time.monotonic() + limit_seconds
         try:
-            response = self._session.send(
-                request, stream=True, allow_redirects=False, timeout=timeout_seconds
-            )
+            response = self._session.send(request, stream=True, allow_redirects=False, timeout=limit_seconds)
         except _ERRORS as error:
             for _, fault in self._settings.find_file_faults():  # the libraries do not name the file
                 raise _fault(fault) from error
             is_unsent = _UNSENT in getattr(_root(error), "__notes__", ())
-            missing, seconds = ("connection", CONNECT_SECONDS) if is_unsent else ("answer", timeout_seconds)
+            missing, seconds = ("connection", CONNECT_SECONDS) if is_unsent else ("answer", limit_seconds)
             failure = _failure(error, f"no {missing} within {seconds:g} s")
             failure.is_unreached |= is_unsent
             raise failure from error
