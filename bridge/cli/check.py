@@ -241,11 +241,9 @@ def _proxies(config: Config) -> Iterator[Finding]:
     parts: dict[str, Any] = {"approvals": config.approvals, "relay": config.relay, **config.sinks}
     over_web = {name: part for name, part in parts.items() if getattr(part, "transport", "") == "websocket"}
     if proxy := os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY"):
-        text = (
-            f"HTTPS_PROXY of the environment, {origin(proxy)}, is for apprise, tokens that IMDS does not give"
-        )
-        users = [name for name, part in over_web.items() if not part.http_proxy]
-        yield Finding("proxy", "ok", ", ".join([text, *users]))
+        names = [name for name, part in over_web.items() if not part.http_proxy]
+        users = ", ".join(["apprise", "workload identity", 'credential = "default"', *names])
+        yield Finding("proxy", "ok", f"HTTPS_PROXY of the environment, {origin(proxy)}, is used by {users}")
 
 
 _NO_IMDS = (

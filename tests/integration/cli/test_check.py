@@ -188,7 +188,8 @@ def test_the_environments_proxy_is_named_with_what_uses_it(
     cli.sinks(hook=webhook(inbox), one=bus, two={**bus, "http_proxy": "http://proxy.invalid:3128"})
     done = cli.check()
     assert done.row(check="proxy")["message"] == (
-        "HTTPS_PROXY of the environment, http://127.0.0.1:9, is for apprise, tokens that IMDS does not give, one"
+        "HTTPS_PROXY of the environment, http://127.0.0.1:9, is used by apprise, workload identity, "
+        'credential = "default", one'
     )
     assert done.row(check="sink hook", result="ok")  # without a proxy
     assert "Connection refused" in done.row(check="sink one", result="FAIL")["message"]
