@@ -172,7 +172,7 @@ def _state(folder: StateFolder) -> Finding:
     if damage:
         remedy = "restart the process: it takes over every row that can be read"
         return Finding(name, "FAIL", f"{folder.database}: {damage}", remedy)
-    holder = folder.holder()
+    holder = folder.owner()
     if holder is None:
         return Finding(name, "ok", str(folder.path))
     if faults := list(_faults_of_process(folder.read_status() or {})):
@@ -223,7 +223,7 @@ def _metrics(config: Config) -> Iterator[Finding]:
     try:
         socket.create_server(address, family=family).close()
     except OSError as error:
-        is_running = any(StateFolder(config.state_dir / role).holder() for role in configured_roles(config))
+        is_running = any(StateFolder(config.state_dir / role).owner() for role in configured_roles(config))
         if error.errno == errno.EADDRINUSE and is_running:
             yield Finding("metrics", "ok", f"{listen} is in use, and imds-bridge runs")
             return

@@ -58,7 +58,7 @@ class StateFolder:
         if self.path.stat().st_mode & 0o077:
             with contextlib.suppress(OSError):
                 self.path.chmod(0o700)
-        if not self._is_held():
+        if not self._is_locked():
             self.release()
             self._files[LOCK] = self._take()
             self._write_in_place(
@@ -72,7 +72,7 @@ class StateFolder:
         self._files.clear()
         self._numbers = None
 
-    def holder(self) -> str | None:
+    def owner(self) -> str | None:
         """Return who holds the folder, None if no process does."""
         try:
             lock = os.open(self.path / LOCK, os.O_RDONLY)
@@ -82,7 +82,7 @@ class StateFolder:
             _lock(lock)
             return None  # noqa: TRY300 - nobody else held it
         except OSError:
-            return _read_holder(lock)
+            return _read_owner(lock)
         finally:
             os.close(lock)
 
@@ -173,7 +173,7 @@ class StateFolder:
         given, needed = map(int, found.groups()) if found else (0, 0)
         return (given, needed) if given <= MAX_NUMBER else (0, given)
 
-    def is_held_open(self) -> bool:
+    def is_in_use(self) -> bool:
         """Return whether another program keeps the database from being opened, as Windows allows it."""
         try:
             os.close(os.open(self.database, os.O_RDWR))
@@ -209,7 +209,7 @@ class StateFolder:
         except OSError:
             return ""
 
-    def _is_held(self) -> bool:
+    def _is_locked(self) -> bool:
         """Return whether ours is the lock that other processes see: the folder may have been replaced."""
         try:
             return LOCK in self._files and os.path.samestat(
@@ -231,10 +231,10 @@ class StateFolder:
                 _lock(lock)
                 return lock
             time.sleep(LOCK_PAUSE_SECONDS)
-        holder = _read_holder(lock)
+        owner = _read_owner(lock)
         os.close(lock)
         raise StateError(
-            f"{self.path} is held by {holder}: stop that process, or give this one its own state_dir"
+            f"{self.path} is held by {owner}: stop that process, or give this one its own state_dir"
         )
 
 
@@ -255,7 +255,7 @@ def _rename(path: Path, target: Path) -> None:
         undo.pop_all()
 
 
-def _read_holder(lock: int) -> str:
+def _read_owner(lock: int) -> str:
     try:
         os.lseek(lock, 0, os.SEEK_SET)
         pid = os.read(lock, 32).decode("ascii", "replace").strip()

@@ -34,8 +34,8 @@ T = TypeVar("T")
 # What is copied of the file when it fails leaves room in memory for new events.
 COPY_BYTES = 16 * 1024 * 1024
 # How long a start waits for another program, such as a virus scanner, to close the file.
-HELD_SECONDS = 2.0
-HELD_PAUSE_SECONDS = 0.1
+IN_USE_SECONDS = 2.0
+IN_USE_PAUSE_SECONDS = 0.1
 
 
 @dataclass(kw_only=True)
@@ -117,16 +117,16 @@ class Storage:
         Raises:
             StateError: another process holds the folder, or a newer version wrote the file.
         """
-        deadline = time.monotonic() + HELD_SECONDS
+        deadline = time.monotonic() + IN_USE_SECONDS
         while True:
             try:
                 return self._use_file()
             except (OSError, *ERRORS) as error:
                 # In memory, it would not be known how often a change was seen before, and which run was the last.
-                is_held = sys.platform == "win32" and self._folder.is_held_open()
-                if not is_held or time.monotonic() > deadline:
+                is_in_use = sys.platform == "win32" and self._folder.is_in_use()
+                if not is_in_use or time.monotonic() > deadline:
                     return self._open_memory(error)
-            time.sleep(HELD_PAUSE_SECONDS)
+            time.sleep(IN_USE_PAUSE_SECONDS)
 
     def run(self, work: Callable[[Ledger], T], *, synced: bool | None = None) -> T:
         """Run `work` on the current database; where the file fails, again on the memory that takes its place.

@@ -141,8 +141,8 @@ class Dispatcher:
         self._retry_at, heads = self._choose(now)
         if not heads or self._send_at > now.steady:  # nothing is due, or the rate limit allows no request yet
             wait_seconds = (self._send_at if heads else self._retry_at) - now.steady
-            hold = self._course.hold
-            why = {"whole_sink": str(hold.error) if hold else None}
+            failure = self._course.blocked_by
+            why = {"whole_sink": str(failure.error) if failure else None}
             log.debug("sink %s: waits up to %.2f s", self.name, wait_seconds, extra=why)
             return wait_seconds
         taken = self._queue.take(heads, self._course.limit, is_noted=self.sink.knows_duplicates)
@@ -153,9 +153,9 @@ class Dispatcher:
 
     def _choose(self, now: Now) -> tuple[float, Sequence[Head]]:
         """Return the heads to send now, or when to ask again."""
-        pace = self._pace(now, is_failing=self._course.hold is not None)
-        if (held_until := self._course.held_until(pace)) > now.steady:
-            return held_until, []
+        pace = self._pace(now, is_failing=self._course.blocked_by is not None)
+        if (blocked_until := self._course.blocked_until(pace)) > now.steady:
+            return blocked_until, []
         at, heads = self._course.choose(self._turn(now, pace), now.steady)
         if not heads:
             self._course = self._course.idle(is_empty=at == NOTHING_WAITS)

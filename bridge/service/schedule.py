@@ -99,7 +99,7 @@ class Course:
         batch: how many events are sent at once now.
         must_be_alone: whether the next event is sent alone, because a batch failed.
         is_proven: whether something was accepted since then, so that the receiver is not the cause.
-        hold: the failure after which the sink as a whole waits; None while it does not.
+        blocked_by: the failure after which the sink as a whole waits; None while it does not.
         failures: how many tries failed in a row, but for events that fail while others are accepted.
         begin_at: when something is tried for the first time again, in steady seconds.
         again_at: when a retry is tried again.
@@ -112,7 +112,7 @@ class Course:
     batch: int
     must_be_alone: bool = False
     is_proven: bool = False
-    hold: Failure | None = None
+    blocked_by: Failure | None = None
     failures: int = 0
     begin_at: float = -math.inf
     again_at: float = -math.inf
@@ -123,20 +123,20 @@ class Course:
     def is_calm(self) -> bool:
         """Whether nothing has failed of late."""
         is_whole = self.batch == self.max_batch
-        return is_whole and not (self.hold or self.failures or self.must_be_alone or self.is_proven)
+        return is_whole and not (self.blocked_by or self.failures or self.must_be_alone or self.is_proven)
 
     @property
     def limit(self) -> int:
         """How many events are sent next."""
         return 1 if self.must_be_alone else self.batch
 
-    def held_until(self, pace: Pace) -> float:
+    def blocked_until(self, pace: Pace) -> float:
         """Return until when the sink as a whole waits, in steady seconds."""
-        return max(self.hold.retry_at(pace), self.again_at) if self.hold else -math.inf
+        return max(self.blocked_by.retry_at(pace), self.again_at) if self.blocked_by else -math.inf
 
     def kinds(self, now: float, *, is_draining: bool = False) -> dict[str, bool]:
         """Return for what it is not too early (see Queue.turn); after the sink has waited as a whole, for all."""
-        is_resumed = self.hold is not None
+        is_resumed = self.blocked_by is not None
         return {
             "may_begin": is_resumed or self.begin_at <= now,
             "may_retry": is_resumed or self.again_at <= now,
@@ -148,7 +148,7 @@ class Course:
         fresh, again = turn.fresh, turn.again
         # What failed once may have met a receiver that was busy; of what fails more often, only the more urgent comes
         # before what may be accepted.
-        if again and not (fresh and (self.hold or fresh[0].lane < again.lane + (again.tries > 1))):
+        if again and not (fresh and (self.blocked_by or fresh[0].lane < again.lane + (again.tries > 1))):
             return now, [again]
         if fresh:
             # What starts soon is in no batch with others, any of which may fail; a digest is one message at first.
@@ -160,11 +160,11 @@ class Course:
     def idle(self, *, is_empty: bool) -> Course:
         """Return how it goes on while nothing is due; with `is_empty`, nothing waits at all."""
         after = replace(self, batch=self.max_batch, must_be_alone=False) if is_empty else self
-        return replace(after, hold=None)
+        return replace(after, blocked_by=None)
 
     def accepted(self) -> Course:
         """Return how it goes on once the receiver has accepted something."""
-        after = replace(self, must_be_alone=False, is_proven=False, hold=None, failures=0)
+        after = replace(self, must_be_alone=False, is_proven=False, blocked_by=None, failures=0)
         if self.failures > 1:  # it was not the batch
             return replace(after, batch=self.max_batch)
         if self.must_be_alone:
@@ -209,6 +209,6 @@ class Course:
             failure.is_answered and failure.may_be_caused_by_event and not failure.must_wait(pace)
         )
         if is_about_events:
-            return replace(after, hold=None, failures=self.failures + (count == 1))
-        holds = self.hold.count + 1 if self.hold else 1
-        return replace(after, hold=replace(failure, count=holds), failures=self.failures + 1)
+            return replace(after, blocked_by=None, failures=self.failures + (count == 1))
+        count = self.blocked_by.count + 1 if self.blocked_by else 1
+        return replace(after, blocked_by=replace(failure, count=count), failures=self.failures + 1)

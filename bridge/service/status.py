@@ -40,7 +40,7 @@ def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
     Raises:
         UsageError: there is no status to read; the text says why.
     """
-    holder = folder.holder()
+    holder = folder.owner()
     status = _read(folder, holder)
     try:
         shown = _complete(status, holder, now)

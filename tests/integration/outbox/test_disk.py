@@ -383,7 +383,7 @@ def test_a_read_only_disk_leaves_the_old_status_and_says_that_the_process_runs(d
     folder.acquire()
     with pytest.raises(OSError, match="Read-only"):
         folder.write_status({"number": 2})
-    assert StateFolder(disk.state).holder() is not None
+    assert StateFolder(disk.state).owner() is not None
     assert folder.read_status() == {"number": 1}
     folder.release()
 

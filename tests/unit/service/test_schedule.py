@@ -92,12 +92,12 @@ class Told:
         if name in ("next", "at"):
             at, taken = self.choose()
             return at if name == "at" else ",".join(event.id for event in taken.events)
-        return getattr(self.course, name) is not None if name == "hold" else getattr(self.course, name)
+        return self.course.blocked_by is not None if name == "blocked" else getattr(self.course, name)
 
     def choose(self) -> tuple[float, Taken]:
         """Return when to ask again, and what is sent now, as a dispatcher does."""
         heads: Sequence[Head] = []
-        if (at := self.course.held_until(self.pace)) <= self.now:
+        if (at := self.course.blocked_until(self.pace)) <= self.now:
             now = Now(wall=self.now, steady=self.now)
             kinds = self.course.kinds(self.now, is_draining=self.is_draining)
             turn = self.queue.turn(now, self.course.limit, **kinds)
@@ -133,23 +133,23 @@ BATCHED = {
     "in their order and in batches": (2, "A B C D E", "A,B+ C,D+ E+ next= at=inf"),
     "after a failed batch alone, and then in batches that double": (
         *(4, "A B C D E F G H I J K L M N O"),
-        "A,B,C,D- hold=False next= @0.05 A+ B+ C,D+ E,F,G,H+ I,J,K,L+ M,N,O+",
+        "A,B,C,D- blocked=False next= @0.05 A+ B+ C,D+ E,F,G,H+ I,J,K,L+ M,N,O+",
     ),
     "what alone fails of a failed batch is the cause": (
         *(4, "A B C D E"),
         "A,B,C,D- @0.05 A+ B- failures=0 @0.1 C+ D,E+ next= @1 B+",
     ),
-    "a batch without an answer makes the sink wait": (2, "A B", "A,B! hold=True failures=1 next="),
-    "a batch that is to come later waits as a whole": (2, "A B", "A,B~ hold=True at=60.0"),
+    "a batch without an answer makes the sink wait": (2, "A B", "A,B! blocked=True failures=1 next="),
+    "a batch that is to come later waits as a whole": (2, "A B", "A,B~ blocked=True at=60.0"),
     "what starts soon is in no batch with others": (4, "A nB C nD", "nB,nD+ A,C+"),
     "as many of a subject as there is room for": (4, "A1 A2 A3 B1 B2 A4", "A1,A2,A3,B1+ B2,A4+"),
 }
 ALONE = {
-    "429 suspects no event": ("A B", "A% hold=True next= @100 A+"),
-    "no connection suspects no event": ("A B", "A^ hold=True next= @100 A+"),
+    "429 suspects no event": ("A B", "A% blocked=True next= @100 A+"),
+    "no connection suspects no event": ("A B", "A^ blocked=True next= @100 A+"),
     "another subject is tried soon": (
         "A1 A2 B C",
-        "A1- hold=False next= at=0.05 @0.05 B- @0.1 C- next= at=0.5 failures=3",
+        "A1- blocked=False next= at=0.05 @0.05 B- @0.1 C- next= at=0.5 failures=3",
     ),
     "retries have a highest rate": ("A B C", "A- @0.05 B- @0.1 C- @1 A- next= at=1.25 @1.25 B- @1.5 C-"),
     "what may be accepted comes before a retry that is as urgent": (
@@ -164,29 +164,29 @@ ALONE = {
     "a lone event waits longer each time": ("A", "A- failures=1 at=0.5 @10 A- failures=2 at=11.0"),
     "an accepted event makes the others due, behind what was never tried": (
         "A B C D",
-        "A- @0.05 B- @0.1 C+ hold=False failures=0 D+ A+ B+",
+        "A- @0.05 B- @0.1 C+ blocked=False failures=0 D+ A+ B+",
     ),
     "an event that alone fails holds up its subject": (
         "A1 B A2 C",
-        "A1- @0.05 B+ C+ A1- hold=False next= at=0.55 @0.55 A1+ A2+",
+        "A1- @0.05 B+ C+ A1- blocked=False next= at=0.55 @0.55 A1+ A2+",
     ),
     "the most urgent first": ("A B nC D", "nC+ A- @0.05 B+ D+ A+"),
     "a subject is as urgent as its newest notice": ("A C B1 B2 nB3", "B1+ B2+ nB3+ A+ C+"),
     "without an answer what failed least often": (
         "A B C",
-        "A! hold=True next= @10 B! hold=True next= @20 C! @30 A! @40 B+ A+ C+",
+        "A! blocked=True next= @10 B! blocked=True next= @20 C! @30 A! @40 B+ A+ C+",
     ),
     "without an answer a lone event makes the sink wait": ("A", "A! failures=1 @10 A! failures=2 at=11.0"),
     "without an answer a notice is no exception": (
         "A B nC",
         "urgent nC! @10 A! @20 B! @30 nC! @40 A+ nC+ B+",
     ),
-    "an event without an answer while others are accepted": ("A B C", "A! @10 B+ C+ A! hold=False next="),
-    "an answer ends the wait": ("A B", "A! @10 B- hold=False @10.5 A+"),
-    "what is to come later is not due then": ("A nB", "nB+ A~ hold=True @30 next= @60 A+"),
+    "an event without an answer while others are accepted": ("A B C", "A! @10 B+ C+ A! blocked=False next="),
+    "an answer ends the wait": ("A B", "A! @10 B- blocked=False @10.5 A+"),
+    "what is to come later is not due then": ("A nB", "nB+ A~ blocked=True @30 next= @60 A+"),
     "what is to come later delays no other that is urgent": (
         "nA nB",
-        "nA~ hold=True @30 urgent nB+ @59 next= @60 nA+",
+        "nA~ blocked=True @30 urgent nB+ @59 next= @60 nA+",
     ),
 }
 
@@ -205,7 +205,7 @@ def test_what_failed_is_tried_at_once_when_the_process_stops_unless_the_receiver
     told = Told("A nB")
     told.tell("nB+ A- @10 A- @20 A- @30 A- @40 A- at=48.0 @41 next=")
     told.is_draining = True
-    told.tell("next=A A~ hold=True @100 next= @101 A+")
+    told.tell("next=A A~ blocked=True @100 next= @101 A+")
 
 
 def test_the_rank_of_events() -> None:
