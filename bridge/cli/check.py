@@ -29,7 +29,7 @@ from bridge.imds.client import ImdsClient, NoAnswerError
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
 from bridge.outbox.inspect import waiting_counts
-from bridge.outbox.sqlite import ERRORS, Database
+from bridge.outbox.sqlite import ERRORS, Database, kept_log
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.program import find_fault
 from bridge.runtime.text import redact, show
@@ -172,6 +172,8 @@ def _state(folder: StateFolder) -> Finding:
     if damage:
         remedy = "restart the process: it takes over every row that can be read"
         return Finding(name, "FAIL", f"{folder.database}: {damage}", remedy)
+    if log := kept_log(folder.database):
+        return Finding(name, "warn", log)
     holder = folder.owner()
     if holder is None:
         return Finding(name, "ok", str(folder.path))

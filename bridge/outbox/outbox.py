@@ -82,7 +82,6 @@ class Outbox:
         epoch: the id of this run of the process, in which it counts its own events.
         previous_run: the epoch and the last committed number of the run before; (None, None) where there was none.
         changes: counts what ends a wait.
-        generation: counts how often what is stored was looked at anew.
     """
 
     folder: StateFolder
@@ -99,7 +98,7 @@ class Outbox:
         self._waiting: Counter[str] = Counter()
         self._has_delivered = True  # there may be events that no sink waits for
         self._drops = RepeatLimit(self.clock)
-        self.changes = self.generation = 0
+        self.changes = 0
         self.epoch = uuid4().hex
         self._number = 0
         self._storage = Storage(self.folder, self._changed, self._wanted_by)
@@ -204,6 +203,7 @@ class Outbox:
             self._waiting.update(sink for _, held in waiting for sink in held)
             self._note_freed(freed)
             self._storage.note_numbers()
+            self._storage.keep_state()
             self.wake()
             self.count(events)
             return self._storage.error is None
@@ -285,8 +285,8 @@ class Outbox:
         return self._storage.run(lambda database: database.counts("count-dead-letters"))
 
     def size_bytes(self) -> int:
-        """Return how much the events, records and dead letters take up."""
-        return self._storage.run(Ledger.used_bytes)
+        """Return how much disk the outbox takes up, or how much memory in its place."""
+        return self._storage.size_bytes()
 
     # Whose the state is
 
@@ -331,7 +331,6 @@ class Outbox:
             self._waiting = waiting + freed[1]
             self._note_freed(freed)
             self._storage.note_numbers()
-            self.generation += 1
             self.wake()
             return appended
 
@@ -405,16 +404,17 @@ class Outbox:
             text = "the outbox reached its size limit: the oldest waiting events are dropped"
             log.error(text, extra={"dropped": lost})
 
-    def close(self) -> None:
-        """Write what can be written and let the folder go."""
+    def close(self) -> bool:
+        """Write what can be written and let the folder go; return whether all that waits is stored."""
         with self._changed:
-            if self._storage.error:
-                self._storage.recover()
+            self._storage.recover()
             if self._storage.error and (waiting := max(self._waiting.values(), default=0)):
                 text = "the state store is still unavailable: %d event(s) that were not delivered are lost"
                 log.error(text, waiting)
+            is_stored = self._storage.error is None
             self._storage.close()
             self.folder.release()
+            return is_stored
 
 
 def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Callable[[int], bool]) -> Freed:
@@ -438,13 +438,22 @@ def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Call
             search = database.execute("delete-delivered", FREED_ROWS).rowcount > 0
         elif not (
             database.execute("delete-done-records", f"$.{DONE}", FREED_ROWS).rowcount
-            or database.execute("delete-oldest-dead-letters", FREED_ROWS).rowcount
+            or _drop_dead_letters(database)
         ):
             found = database.execute("oldest-event").fetchone()
             if found is None:
                 break
             lost.update(_drop(database, *found, is_stored=is_stored(found[0])))
     return search, lost
+
+
+def _drop_dead_letters(database: Ledger) -> bool:
+    """Delete some dead letters, the oldest first, and note them as lost; return whether there were any."""
+    found = database.execute("delete-oldest-dead-letters", FREED_ROWS).fetchall()
+    database.note_losses(
+        Loss(reason=SIZE_LIMIT, count=1, sink=sink, oldest=dead_at, newest=dead_at) for sink, dead_at in found
+    )
+    return bool(found)
 
 
 def _drop(database: Ledger, seq: int, stored_at: float, *, is_stored: bool) -> list[str]:

@@ -90,6 +90,9 @@ INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?, ?);
 -- name: record
 SELECT * FROM record WHERE kind = ? AND key = ?;
 
+-- name: records-of
+SELECT * FROM record WHERE kind = ?;
+
 -- name: records-by-age
 SELECT * FROM record ORDER BY kind != 'state', saved_at DESC;
 
@@ -231,7 +234,8 @@ DELETE FROM record WHERE rowid IN (
 );
 
 -- name: delete-oldest-dead-letters
-DELETE FROM dead_letter WHERE number IN (SELECT number FROM dead_letter ORDER BY number LIMIT ?);
+DELETE FROM dead_letter WHERE number IN (SELECT number FROM dead_letter ORDER BY number LIMIT ?)
+RETURNING sink, dead_at;
 
 -- name: oldest-event
 SELECT seq, stored_at FROM event WHERE seq = (SELECT MIN(seq) FROM waiting);

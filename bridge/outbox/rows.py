@@ -19,6 +19,7 @@ READ_BYTES = 4 * 1024 * 1024
 # published yet, sinks that are not new, and since which event each has its filter.
 STATE = "state"
 RUN, LOSSES, SINKS, FILTERS = "run", "losses", "sinks", "filters"
+OWN = (RUN, LOSSES, SINKS, FILTERS)
 # What the last document showed, and what it had shown before a start that could not read it.
 WATCH, UNREAD_WATCH = "watch", "unread-watch"
 VM = "vm"  # who the VM is, and the boot in which that was learned
@@ -33,6 +34,9 @@ OCCURRENCE = "occurrence"  # the kind of how often a transition was seen, by its
 NEW, FORGIVEN, SUSPECT, ALONE, SUSPECT_DUE, ALONE_DUE, HELD, BEHIND = range(8)
 
 DAMAGE, SIZE_LIMIT, STATE_FOLDER_GONE, OTHER_VM = "Damage", "SizeLimit", "StateFolderGone", "OtherVm"
+NOT_WRITTEN = "NotWritten"
+# After these, it is unknown which events were lost: what is current is published again.
+UNKNOWN_LOSSES = (DAMAGE, STATE_FOLDER_GONE, NOT_WRITTEN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +138,16 @@ class Ledger(Database):
         """Write a record."""
         text = json.dumps(value)
         self.execute("save-record", kind, key, text, at, checksum(kind, key, text))
+
+    def state(self) -> dict[str, Any]:
+        """Return what is remembered for ever, but for what the outbox itself remembers."""
+        records = map(stored_record, self.execute("records-of", STATE))
+        return {key: value for _, key, value, _ in records if key not in OWN}
+
+    def save_state(self, values: Mapping[str, Json]) -> None:
+        """Write what another database remembers for ever."""
+        for key, value in values.items():
+            self.save_record(STATE, key, value)
 
     def vm_id(self) -> str:
         """Return the id of the VM whose state this is, in lower case; "" while it is unknown."""

@@ -21,6 +21,7 @@ APPLICATION_ID = 0x494D4453  # in the header of every file that a released versi
 BUSY_SECONDS = 1.0
 CACHE_KIB = 512  # the default of 2 MiB is more than this needs
 LOG_BYTES = 4 * 1024 * 1024  # SQLite keeps its log at about this size
+KEPT_LOG_BYTES = 4 * LOG_BYTES  # larger only while another program reads
 CHECKED_BYTES = 64 * 1024 * 1024
 # Python cannot even decode some of SQLite's messages about a damaged file.
 ERRORS = (sqlite3.Error, UnicodeDecodeError)
@@ -159,6 +160,16 @@ def log_bytes(path: Path) -> int:
         return log_of(path).stat().st_size
     except OSError:
         return 0
+
+
+def kept_log(path: Path) -> str | None:
+    """Return why the log beside a database is large, and what to do; None if it is not."""
+    if (size := log_bytes(path)) <= KEPT_LOG_BYTES:
+        return None
+    return (
+        f"{log_of(path)} has {size // 2**20} MiB, which max_outbox_mb does not limit: another program keeps it by "
+        "reading the database; end that program"
+    )
 
 
 def log_of(path: Path) -> Path:

@@ -16,6 +16,7 @@ from bridge.errors import StateError, Stopped
 from bridge.outbox.rows import (
     DAMAGE,
     LOSSES,
+    NOT_WRITTEN,
     OTHER_VM,
     STATE,
     STATE_FOLDER_GONE,
@@ -24,7 +25,7 @@ from bridge.outbox.rows import (
     Ledger,
     Loss,
 )
-from bridge.outbox.sqlite import ERRORS, is_damage
+from bridge.outbox.sqlite import ERRORS, is_damage, log_bytes
 from bridge.outbox.state_dir import DAMAGED_FILE, OTHER_VM_FILE, StateFolder
 from bridge.outbox.transfer import WantedBy, copy_back, fill_memory, salvage
 
@@ -176,8 +177,21 @@ class Storage:
             needed = max(self.file_seq, *self.database.execute("last-waiting").fetchone())
         self._folder.write_numbers(self.last_seq, needed)
 
+    def keep_state(self) -> None:
+        """Write down what is remembered for ever, where only memory has it: a kill must not lose it."""
+        if memory := self._memory:
+            self._folder.keep(memory.database.state())
+
+    def size_bytes(self) -> int:
+        """Return how large the file is with its log, or what memory has."""
+        if self._memory:
+            return self.run(Ledger.used_bytes)
+        return self._folder.database.stat().st_size + log_bytes(self._folder.database)
+
     def recover(self) -> bool:
         """Use the file again where it failed or was removed; return whether what it has may have changed."""
+        if self._used is None:
+            return False
         if isinstance(file := self._used, _File):
             if not self._is_gone(file):
                 before, file.version = file.version, self.run(Ledger.version)
@@ -238,6 +252,7 @@ class Storage:
         inode = self._folder.database.stat().st_ino
         self._used = _File(database=file, inode=inode, version=file.version())
         self._folder.note_salvaged()
+        self._folder.keep({})
         if was is not None:
             log.warning("the state store works again", extra={"was": was})
         self.note_numbers()
@@ -266,7 +281,8 @@ class Storage:
             log.error(text, extra={"kept_as": str(path)})
             salvage(path, file, self._wanted_by)
         given, needed = self._folder.read_numbers()
-        found = file.last_seq()
+        found, kept = file.last_seq(), {} if self._used else self._folder.read_kept()
+        file.save_state(kept)
         if memory := self._memory:
             needed = self.file_seq
             file.execute("delete-waiting-after", memory.own_after)
@@ -280,16 +296,22 @@ class Storage:
         self.last_seq = max(self.last_seq, found, given)
         if self.last_seq > found:
             file.note_seq(self.last_seq)
-        if damaged or is_emptied or found < needed:
-            self._note_missing(file, found, needed, is_damaged=bool(damaged))
+        if damaged:
+            self._note_loss(file, DAMAGE)
+        elif is_emptied or found < needed:
+            self._note_missing(file, found, needed, is_kept=bool(kept))
 
-    def _note_missing(self, database: Ledger, found: int, needed: int, *, is_damaged: bool) -> None:
-        """Note a loss: a database was damaged, is empty, or is behind the last number that it must have."""
-        log.error(
-            "the state store was damaged or empty, or older than what was published; the document is published again",
-            extra={"last_number": found, "expected": needed},
-        )
-        reason = DAMAGE if is_damaged or found else STATE_FOLDER_GONE
+    def _note_missing(self, database: Ledger, found: int, needed: int, *, is_kept: bool) -> None:
+        """Note a loss: a database is empty, or behind the last number that it must have.
+
+        `is_kept`: a process ended while only its memory had these events.
+        """
+        reason = NOT_WRITTEN if is_kept else DAMAGE if found else STATE_FOLDER_GONE
+        self._note_loss(database, reason, last_number=found, expected=needed)
+
+    def _note_loss(self, database: Ledger, reason: str, **numbers: int) -> None:
+        text = "events of the state store are lost; what is current is published again: %s"
+        log.error(text, reason, extra=numbers)
         database.note_losses([Loss(reason=reason, count=None)])
 
     def _is_damage(self, error: Exception) -> bool:
@@ -325,29 +347,28 @@ class Storage:
     def _open_memory(self, error: Exception) -> None:
         """Start in memory, with what can be read of the file."""
         given, needed = self._folder.read_numbers()
+        kept, source = self._folder.read_kept(), None
         self.file_seq = needed
         try:
             if self._why_aside:
                 raise error
             source = Ledger(self._folder.database, mode="read")
             self.file_seq = source.last_seq()
+            self.last_seq = max(self.file_seq, given)
         except (OSError, StateError, *ERRORS) as why:
             log.debug("the state store cannot be read either: %s", why)
             # It is unknown which numbers earlier processes gave; time gives some that they did not.
             self.last_seq = max(given, time.time_ns() // 1000)
-            self._use_memory(error, None, is_unread=True)
-        else:
-            self.last_seq = max(self.file_seq, given)
-            memory = self._use_memory(error, source)
-            memory.is_unread = memory.database.record(STATE, WATCH) is None
+        memory = self._use_memory(error, source)
+        memory.database.save_state(kept)
+        memory.is_unread = memory.database.record(STATE, WATCH) is None
+        if source:
             source.close()
-            if self.file_seq < needed:
-                self._note_missing(memory.database, self.file_seq, needed, is_damaged=False)
+        if self.file_seq < needed:
+            self._note_missing(memory.database, self.file_seq, needed, is_kept=bool(kept))
 
-    def _use_memory(self, error: Exception, source: Ledger | None, *, is_unread: bool = False) -> _Memory:
-        memory = _Memory(
-            database=Ledger(), error=self._note(error), own_after=self.last_seq, is_unread=is_unread
-        )
+    def _use_memory(self, error: Exception, source: Ledger | None) -> _Memory:
+        memory = _Memory(database=Ledger(), error=self._note(error), own_after=self.last_seq)
         if source:
             with memory.database.transaction(), suppress(*ERRORS):
                 fill_memory(memory.database, source, max_bytes=COPY_BYTES)

@@ -131,6 +131,8 @@ def _head(status: dict[str, Any]) -> list[str]:
         lines.append(f"BUS   {bus}, {status['waiting_commands']} command(s) waiting{dry}")
     if status.get("storage_error"):
         lines.append(f"STATE STORE UNAVAILABLE, events are buffered in memory: {status['storage_error']}")
+    if status.get("kept_log"):
+        lines.append(f"STATE STORE GROWS: {status['kept_log']}")
     return lines
 
 
@@ -291,7 +293,8 @@ def find_urgent(status: Mapping[str, Any], now: datetime) -> list[str]:
         for name, count in status.get("left_sinks", {}).items()
     ]
     auto = [f"event {one['EventId']}: {one['Why']}" for one in status.get("auto", ()) if one["NeedsPerson"]]
-    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *auto]
+    kept_log = filter(None, [status.get("kept_log")])
+    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *auto, *kept_log]
     return [*find_unready(status, now), *more]
 
 

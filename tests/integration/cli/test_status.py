@@ -140,6 +140,7 @@ def test_what_the_auto_rules_make_of_an_event_is_shown_and_a_failed_program_need
     [
         ({"running": False}, False, r"^NOT RUNNING: stopped \d+ s ago"),
         ({"storage_error": "no space"}, False, "STORE UNAVAILABLE, events are buffered in memory: no space"),
+        ({"kept_log": "x-wal has 73 MiB"}, False, "STATE STORE GROWS: x-wal has 73 MiB"),
         ({}, False, r"^NOT RESPONDING: the process is gone without a stop, last updated \d+ s ago"),
         (
             {"silent_seconds": 13},
