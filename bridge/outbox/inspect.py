@@ -65,17 +65,16 @@ def waiting(folder: StateFolder, sink: str | None, limit: int, now: datetime) ->
     Each has its age in seconds, how often it failed in a row and when it is tried again, and the sink's last error.
     """
     sinks = (folder.read_status() or {}).get("sinks", {})
-    names = ("sink", "seq", "id", "type", "subject", "age_seconds", "tries", "next_try_at", "last_error")
     return [
-        dict(
-            zip(
-                names,
-                (*row, _subject(body), max(0, round(now.timestamp() - at)), tries, next_try(due_at), error),
-                strict=True,
-            )
-        )
+        {
+            **dict(zip(("sink", "seq", "id", "type"), row, strict=True)),
+            "subject": _subject(body),
+            "age_seconds": max(0, round(now.timestamp() - at)),
+            "tries": tries,
+            "next_try_at": next_try(due_at),
+            "last_error": sinks.get(row[0], {}).get("last_error"),
+        }
         for *row, at, body, tries, due_at in _rows(folder, "list-waiting", sink, limit)
-        for error in [sinks.get(row[0], {}).get("last_error")]
     ]
 
 
@@ -131,13 +130,13 @@ class Fate(NamedTuple):
 
     Attributes:
         event: the event.
-        waiting: for each sink that it waits for, how often it failed in a row and when it is tried again.
+        waiting: for each sink that it waits for, how often it failed in a row, and when it is due (steady seconds).
         dead: why it is a dead letter, by sink.
         filters: since when each sink has its filter.
     """
 
     event: StoredEvent
-    waiting: dict[str, tuple[int, str | None]]
+    waiting: dict[str, list[Any]]
     dead: dict[str, str]
     filters: dict[str, tuple[str, int]]
 
@@ -157,10 +156,7 @@ def fates(folder: StateFolder, which: str) -> list[Fate]:
         found = [
             Fate(
                 event=event,
-                waiting={
-                    sink: (tries, next_try(due_at))
-                    for sink, tries, due_at in database.execute("tries-of", event.seq)
-                },
+                waiting={sink: rest for sink, *rest in database.execute("tries-of", event.seq)},
                 dead={
                     sink: f"{number}, {reason}: {detail}"
                     for sink, number, reason, detail in database.execute("dead-letters-of", event.id)
@@ -176,38 +172,38 @@ def fates(folder: StateFolder, which: str) -> list[Fate]:
 
 def retry(folder: StateFolder, numbers: Sequence[int]) -> int:
     """Have dead letters sent again, by the process within a few seconds, or when it starts; return how many."""
-    return _change(folder, numbers, lambda database, number: database.execute("mark-retry", number).rowcount)
+    return _change(folder, _statement("mark-retry"), [(number,) for number in numbers])
 
 
 def drop(folder: StateFolder, numbers: Sequence[int]) -> int:
     """Delete dead letters; return how many."""
-    return _change(
-        folder, numbers, lambda database, number: database.execute("delete-dead-letter", number).rowcount
-    )
+    return _change(folder, _statement("delete-dead-letter"), [(number,) for number in numbers])
 
 
 def drop_waiting(folder: StateFolder, sink: str) -> int:
     """Delete what waits for a sink; return how many events."""
-    seqs = [seq for (seq,) in _rows(folder, "waiting-seqs", sink)]
     # What is behind another event first, so that it need not become the first of its key.
-    return _change(
-        folder, seqs[::-1], lambda database, seq: database.execute("delete-waiting", sink, seq).rowcount
-    )
+    rows = _rows(folder, "waiting-seqs", sink)[::-1]
+    return _change(folder, _statement("delete-waiting"), [(sink, seq) for (seq,) in rows])
 
 
 def move(folder: StateFolder, sink: str, target: str) -> int:
     """Let what waits for a sink wait for another one; return how many events."""
-    seqs = [seq for (seq,) in _rows(folder, "waiting-seqs", sink)]
-    return _change(folder, seqs, lambda database, seq: database.move_waiting(sink, target, seq))
+    rows = [(sink, target, seq) for (seq,) in _rows(folder, "waiting-seqs", sink)]
+    return _change(folder, Ledger.move_waiting, rows)
 
 
-def _change(folder: StateFolder, numbers: Sequence[int], work: Callable[[Ledger, int], int]) -> int:
-    """Do the work for each number, some in each transaction; return what it returns in all."""
+def _statement(name: str) -> Callable[..., int]:
+    return lambda database, *row: database.execute(name, *row).rowcount
+
+
+def _change(folder: StateFolder, change: Callable[..., int], rows: Sequence[tuple[Any, ...]]) -> int:
+    """Change each row, some in each transaction; return what `change` returns in all."""
     changed = 0
     with _open(folder, "write") as database:
-        for start in range(0, len(numbers), CHANGED_ROWS):
+        for start in range(0, len(rows), CHANGED_ROWS):
             with database.transaction():
-                changed += sum(work(database, number) for number in numbers[start : start + CHANGED_ROWS])
+                changed += sum(change(database, *row) for row in rows[start : start + CHANGED_ROWS])
     return changed
 
 

@@ -76,15 +76,11 @@ class Ledger(Database):
         values = (event.id, event.type, event.stored_at, event.body)
         self.execute("save-event", event.seq, *values, checksum(*values))
 
-    def upgrade(self) -> None:
+    def upgrade(self, waiting: list[tuple[str, int]]) -> None:
         """Let what waits in a file of version 1 wait as in this one."""
-        waiting: dict[int, list[str]] = {}
-        for sink, seq in self.rows("waiting").fetchall():
-            waiting.setdefault(seq, []).append(sink)
-        self.remake("waiting")
-        for seq in sorted(waiting):
+        for sink, seq in sorted(waiting, key=lambda row: row[1]):
             for row in self.execute("event", seq).fetchall():
-                self.save_waiting(stored_event(row), dict.fromkeys(waiting[seq]))
+                self.save_waiting(stored_event(row), {sink: None})
 
     def save_waiting(
         self, event: StoredEvent, held: Mapping[str, float | None], *, wall: float | None = None

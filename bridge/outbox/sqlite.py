@@ -72,22 +72,18 @@ class Database:
 
     def _adapt(self, mode: Mode) -> None:
         """Bring a file of the version before up to date, or show its tables to reads as this version has them."""
-        if mode == "create":
-            with self.transaction():
-                self.upgrade()
-                self._connection.execute(f"PRAGMA user_version = {VERSION}")
-            self.format = VERSION
-        else:
+        if mode != "create":
             self.execute("waiting-of-version-1")
+            return
+        waiting = self.rows("waiting").fetchall()
+        script = f"BEGIN IMMEDIATE; DROP TABLE waiting; {_statements()['schema-waiting']}"
+        with transaction(self._connection, script):
+            self.upgrade(waiting)
+            self._connection.execute(f"PRAGMA user_version = {VERSION}")
+        self.format = VERSION
 
-    def upgrade(self) -> None:
-        """Change the tables of the version before to those of this one; the caller holds the transaction."""
-
-    def remake(self, table: str) -> None:
-        """Replace a table by an empty one with the indexes and triggers of this version."""
-        self._connection.execute(f"DROP TABLE {table}")
-        for statement in _split(_statements()[f"schema-{table}"]):
-            self._connection.execute(statement)
+    def upgrade(self, waiting: list[tuple[str, int]]) -> None:
+        """Write what waits in a file of version 1, sinks and events' numbers; the caller holds the transaction."""
 
     def transaction(self, *, synced: bool = True) -> contextlib.AbstractContextManager[sqlite3.Connection]:
         """Commit all that is executed inside, or nothing; `synced` waits until the disk has it for good."""
@@ -128,10 +124,13 @@ class Database:
 
 
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Commit all that is executed inside, or nothing."""
-    connection.execute("BEGIN IMMEDIATE")
+def transaction(connection: sqlite3.Connection, begin: str = "") -> Iterator[sqlite3.Connection]:
+    """Commit all that is executed inside, or nothing; a script `begin` begins the transaction and is part of it."""
     try:
+        if begin:
+            connection.executescript(begin)
+        else:
+            connection.execute("BEGIN IMMEDIATE")
         yield connection
         connection.execute("COMMIT")
     except BaseException:
@@ -228,16 +227,6 @@ def _make_tables(connection: sqlite3.Connection) -> None:
         f"BEGIN IMMEDIATE; {_statements()['schema']} {_statements()['schema-waiting']} "
         f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; COMMIT;"
     )
-
-
-def _split(script: str) -> Iterator[str]:
-    """Yield the statements of a script, whose own method would end the transaction."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
 
 
 def _storable(value: Any) -> Any:

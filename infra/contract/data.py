@@ -318,8 +318,8 @@ class BridgeHeartbeatData(Part):
         default=None,
     )
     OpenEventIds: list[str] | None = _property(
-        "On Hourly, of a forwarder: the EventId of each event that it knows and that is not over; null if there are more "
-        "than 1,000. What a consumer believes to be open and is not listed has ended.",
+        "On Hourly, of a forwarder: the EventId of each event that it knows and that is not over; null if there are "
+        "more than 1,000. What a consumer believes to be open and is not listed has ended.",
         *([_ID], [], None),
         default=None,
     )
@@ -447,9 +447,9 @@ class BridgeLossData(Part):
     """Events were lost or dropped before every sink had them; what IMDS shows now is published again if necessary."""
 
     Reason: str = _property(
-        "Damage: the state store was damaged, or an older one was found. NotWritten: the disk could not be written, and "
-        "the process ended with what only its memory had. SizeLimit: the outbox reached its size limit; dead letters "
-        "that it deletes count, too. StateFolderGone: the state store was removed or emptied. "
+        "Damage: the state store was damaged, or an older one was found. NotWritten: the disk could not be written, "
+        "and the process ended with what only its memory had. SizeLimit: the outbox reached its size limit; dead "
+        "letters that it deletes count, too. StateFolderGone: the state store was removed or emptied. "
         "OtherVm: the state was that of the VM from which this one was cloned; these events are not published here, "
         "and that VM has them.",
         *("Damage", "NotWritten", "SizeLimit", "StateFolderGone", "OtherVm"),

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bridge.outbox import inspect
-from bridge.outbox.sqlite import VERSION, Database
+from bridge.outbox.rows import Ledger
+from bridge.outbox.sqlite import VERSION
 from bridge.outbox.state_dir import StateFolder
 from tests.support.clock import MovedClock
 from tests.support.outbox import (
@@ -80,7 +81,7 @@ def test_the_command_line_lists_drops_and_moves_what_waits(old: Path) -> None:
         "document 2",
         "document 3",
     ]
-    assert [fate.waiting for fate in inspect.fates(folder, "notice")] == [{"a": (0, None), "b": (0, None)}]
+    assert [fate.waiting for fate in inspect.fates(folder, "notice")] == [{"a": [0, None], "b": [0, None]}]
     assert inspect.drop_waiting(folder, "b") == 4
     assert inspect.move(folder, "a", "b") == 3
     assert version(old) == 1
@@ -107,7 +108,7 @@ def test_a_change_that_is_interrupted_is_made_again(old: Path, monkeypatch: pyte
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "remake", fail)
+        patch.setattr(Ledger, "upgrade", fail)
         with pytest.raises(KeyboardInterrupt):
             open_outbox(old, sinks=TWO)
     check_recovered(old, "notice", "document 2", "document 3")
