@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from hashlib import blake2b
 
 from bridge.events.model import StoredEvent, order_key
 from bridge.runtime.json import Json
 from bridge.runtime.time import parse_iso
 
-NOTICES = "io.imdsbridge.scheduledevent.[su]*"  # scheduled, started and updated
+NOTICES = tuple(f"io.imdsbridge.scheduledevent.{kind}." for kind in ("scheduled", "started", "updated"))
 URGENT_TYPES = ("io.imdsbridge.scheduledevent.", "io.imdsbridge.approval.")
 # Young, or overdue, for as long as IMDS's longest usual notice.
 YOUNG_SECONDS = 900.0
@@ -37,7 +36,7 @@ def urgency(event: StoredEvent, wall: float) -> float | None:
         For a notice the instant of its NotBefore, for another urgent type RECEIPTS and when it was stored (steady
         seconds), None for the rest.
     """
-    if fnmatchcase(event.type, NOTICES):
+    if event.type.startswith(NOTICES):
         at = not_before(event).timestamp()
         return at if at > wall else wall + LATE_SECONDS
     return RECEIPTS + event.stored_at if event.type.startswith(URGENT_TYPES) else None

@@ -18,7 +18,7 @@ from uuid import uuid4
 from bridge.config.base import DAY_SECONDS
 from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent, StoredEvent, stored
-from bridge.events.urgency import Now
+from bridge.events.urgency import URGENT_TYPES, YOUNG_SECONDS, Now
 from bridge.outbox.queue import Queue
 from bridge.outbox.rows import (
     DONE,
@@ -96,6 +96,7 @@ class Outbox:
     def __post_init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._waiting: Counter[str] = Counter()
+        self._urgent_at: dict[str, float] = {}  # when something urgent was stored last for each sink
         self._has_delivered = True  # there may be events that no sink waits for
         self._drops = RepeatLimit(self.clock)
         self.changes = 0
@@ -201,6 +202,8 @@ class Outbox:
             self._storage.last_seq += len(added)
             self._storage.note_published(published)
             self._waiting.update(sink for _, held in waiting for sink in held)
+            urgent = [held for event, held in waiting if event.type.startswith(URGENT_TYPES)]
+            self._urgent_at.update(dict.fromkeys((sink for held in urgent for sink in held), now))
             self._note_freed(freed)
             self._storage.note_numbers()
             self._storage.keep_state()
@@ -217,6 +220,11 @@ class Outbox:
     def now(self) -> Now:
         """Return the time by both clocks."""
         return Now(wall=self.clock.wall(), steady=self.clock.steady())
+
+    def has_young(self, sink: str) -> bool:
+        """Return whether a notice or receipt waits that was stored lately; an earlier run's counts as stored now."""
+        urgent_at = self._urgent_at.setdefault(sink, self.clock.steady())
+        return urgent_at > self.clock.steady() - YOUNG_SECONDS and self.queue(sink).has_urgent()
 
     def queue(self, sink: str) -> Queue:
         """Return what waits for a sink, in the order in which it is sent."""
@@ -267,8 +275,8 @@ class Outbox:
         with self._changed:
             if not (count := self._waiting[sink]):
                 return 0, None
-            row = self._storage.run(lambda database: database.execute("oldest-waiting", sink).fetchone())
-            return count, row[0] if row else None
+            oldest = self.queue(sink).oldest()
+            return count, oldest.stored_at if oldest else None
 
     def backlogs(self) -> dict[str, int]:
         """Return how many events wait for each sink."""

@@ -9,7 +9,6 @@ CREATE TABLE event (
     body BLOB NOT NULL,               -- the CloudEvent as structured JSON
     checksum INTEGER NOT NULL         -- of id, type and body: SQLite does not notice what a disk changes in them
 );
-CREATE INDEX event_by_age ON event (stored_at);
 CREATE TABLE dead_letter (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     sink TEXT NOT NULL,
@@ -43,18 +42,16 @@ CREATE TABLE waiting (                -- this sink still has to get this event
     due_at REAL,                      -- when it is sent at the earliest, in steady seconds; NULL: now
     is_asked INTEGER NOT NULL DEFAULT 0,  -- 1: the receiver has asked to wait until then
     is_sent INTEGER NOT NULL DEFAULT 0,   -- 1: it was sent without a clear answer
-    PRIMARY KEY (sink, seq)
+    PRIMARY KEY (key, sink, seq)      -- a commit writes few pages, whatever the number of sinks
 ) WITHOUT ROWID;
-CREATE INDEX waiting_by_seq ON waiting (seq);
-CREATE INDEX waiting_by_key ON waiting (sink, key, seq);
+CREATE INDEX waiting_by_seq ON waiting (seq, sink);
 CREATE INDEX waiting_heads ON waiting (sink, state, urgency, seq) WHERE state <> 7;
 CREATE INDEX waiting_by_due ON waiting (sink, due_at) WHERE due_at IS NOT NULL;
-CREATE INDEX waiting_urgent ON waiting (sink, seq) WHERE urgency IS NOT NULL;
 CREATE TRIGGER waiting_next AFTER DELETE ON waiting WHEN OLD.state < 7 BEGIN
     -- The next of the key is the first now, and the key is as urgent as before.
-    UPDATE waiting SET state = 0, urgency = COALESCE(OLD.urgency, urgency) WHERE sink = OLD.sink AND seq = (
-        SELECT MIN(seq) FROM waiting INDEXED BY waiting_by_key WHERE sink = OLD.sink AND key = OLD.key
-    );
+    UPDATE waiting SET state = 0, urgency = COALESCE(OLD.urgency, urgency)
+    WHERE key = OLD.key AND sink = OLD.sink
+    AND seq = (SELECT MIN(seq) FROM waiting WHERE key = OLD.key AND sink = OLD.sink);
 END;
 
 -- name: waiting-of-version-1
@@ -67,7 +64,7 @@ INSERT OR REPLACE INTO event VALUES (?, ?, ?, ?, ?, ?);
 -- name: save-waiting
 INSERT OR IGNORE INTO waiting SELECT
     ?1, ?2, ?3, ?4, IIF(is_behind, 7, IIF(?5 = 7, 0, ?5)), IIF(is_behind, 0, ?6), IIF(is_behind, NULL, ?7), ?8, ?9
-FROM (SELECT EXISTS (SELECT 1 FROM waiting INDEXED BY waiting_by_key WHERE sink = ?1 AND key = ?3) AS is_behind)
+FROM (SELECT EXISTS (SELECT 1 FROM waiting WHERE sink = ?1 AND key = ?3) AS is_behind)
 RETURNING state;
 
 -- name: hasten
@@ -75,8 +72,8 @@ RETURNING state;
 UPDATE waiting SET
     urgency = IIF(?3 < 1e11 OR urgency IS NULL, ?3, urgency),
     due_at = IIF(state = 6, MIN(due_at, COALESCE(?4, 0)), due_at)
-WHERE sink = ?1 AND state <> 7 AND seq = (
-    SELECT MIN(seq) FROM waiting INDEXED BY waiting_by_key WHERE sink = ?1 AND key = ?2
+WHERE key = ?2 AND sink = ?1 AND state <> 7 AND seq = (
+    SELECT MIN(seq) FROM waiting WHERE key = ?2 AND sink = ?1
 );
 
 -- name: save-dead-letter
@@ -112,7 +109,7 @@ SELECT * FROM waiting WHERE seq = ? ORDER BY sink;
 SELECT event.* FROM event WHERE seq IN (SELECT seq FROM waiting) ORDER BY seq;
 
 -- name: pending
-SELECT event.* FROM waiting JOIN event ON event.seq = waiting.seq
+SELECT event.* FROM waiting INDEXED BY waiting_by_seq JOIN event ON event.seq = waiting.seq
 WHERE waiting.sink = ? AND waiting.seq > ? ORDER BY waiting.seq;
 
 -- name: heads
@@ -126,6 +123,10 @@ WHERE sink = ? AND state = ? AND state <> 7 AND urgency IS NULL ORDER BY seq LIM
 -- name: head
 SELECT seq, key, urgency, state, tries FROM waiting WHERE sink = ? AND seq = ? AND state <> 7;
 
+-- name: has-urgent
+SELECT 1 FROM waiting INDEXED BY waiting_heads
+WHERE sink = ? AND state = ? AND state <> 7 AND urgency IS NOT NULL LIMIT 1;
+
 -- name: has-failed
 SELECT 1 FROM waiting INDEXED BY waiting_heads
 WHERE sink = ? AND state BETWEEN 1 AND 5 AND state <> 7 LIMIT 1;
@@ -135,7 +136,7 @@ SELECT COALESCE(MAX(tries), 0) FROM waiting INDEXED BY waiting_heads
 WHERE sink = ? AND state BETWEEN 2 AND 5 AND state <> 7;
 
 -- name: of-key
-SELECT event.*, is_sent FROM waiting INDEXED BY waiting_by_key JOIN event ON event.seq = waiting.seq
+SELECT event.*, is_sent FROM waiting JOIN event ON event.seq = waiting.seq
 WHERE sink = ? AND key = ? ORDER BY waiting.seq LIMIT ?;
 
 -- name: next-due
@@ -161,27 +162,19 @@ UPDATE waiting SET state = 0, due_at = NULL WHERE sink = ? AND state = 6 AND sta
 UPDATE waiting SET is_sent = ? WHERE sink = ? AND seq = ?;
 
 -- name: note-failure
-UPDATE waiting SET state = ?, tries = ?, due_at = ?, is_asked = ? WHERE sink = ? AND seq = ? AND state <> 7;
+UPDATE waiting SET state = ?, tries = ?, due_at = ?, is_asked = ? WHERE sink = ? AND seq = ?;
 
 -- name: forgive
 UPDATE waiting SET state = 1, tries = 0, due_at = NULL WHERE sink = ? AND state IN (2, 4) AND state <> 7;
-
--- name: newest-urgent
-SELECT MAX(seq) FROM waiting INDEXED BY waiting_urgent WHERE sink = ? AND urgency IS NOT NULL;
-
--- name: newest-urgent-at
-SELECT stored_at FROM event WHERE seq = (
-    SELECT MAX(seq) FROM waiting INDEXED BY waiting_urgent WHERE sink = ? AND urgency IS NOT NULL
-);
 
 -- name: event
 SELECT * FROM event WHERE seq = ?;
 
 -- name: oldest-waiting
-SELECT stored_at FROM event WHERE seq = (SELECT MIN(seq) FROM waiting WHERE sink = ?);
-
--- name: oldest-waiting-before
-SELECT * FROM event WHERE seq = (SELECT MIN(seq) FROM waiting WHERE sink = ?) AND stored_at < ?;
+-- The oldest that waits is the first of its key.
+SELECT * FROM event WHERE seq = (
+    SELECT MIN(seq) FROM waiting INDEXED BY waiting_heads WHERE sink = ? AND state <> 7
+);
 
 -- name: count-waiting
 SELECT sink, COUNT(*) FROM waiting GROUP BY sink;
@@ -211,9 +204,10 @@ SELECT * FROM dead_letter WHERE number = ?;
 DELETE FROM dead_letter WHERE number = ?;
 
 -- name: prune-events
+-- Numbers grow with the time, so the first that is young enough ends the search.
 DELETE FROM event WHERE seq IN (
-    SELECT seq FROM event
-    WHERE stored_at < ? AND NOT EXISTS (SELECT 1 FROM waiting WHERE waiting.seq = event.seq) LIMIT ?
+    SELECT seq FROM event WHERE seq < COALESCE((SELECT MIN(seq) FROM event WHERE stored_at >= ?), 9e18)
+    AND NOT EXISTS (SELECT 1 FROM waiting WHERE waiting.seq = event.seq) LIMIT ?
 );
 
 -- name: prune-dead-letters

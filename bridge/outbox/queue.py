@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bridge.events.model import StoredEvent
-from bridge.events.urgency import RECEIPTS_LANE, REST_LANE, YOUNG_SECONDS, Now
+from bridge.events.urgency import RECEIPTS_LANE, REST_LANE, Now
 from bridge.outbox.rows import (
     ALONE,
     ALONE_DUE,
+    BEHIND,
     FORGIVEN,
     HELD,
     NEW,
@@ -126,7 +127,7 @@ class Queue:
     def _heads(self, database: Ledger, states: Sequence[int], now: Now, limit: int) -> list[Head]:
         """Return heads in these states by lane; what is urgent no more, or never was, comes last and by number."""
         found: list[Head] = []
-        is_urgent = states and database.execute("newest-urgent", self.sink).fetchone()[0] is not None
+        is_urgent = self._has_urgent(database, states)
         lanes = now.lanes if is_urgent else ()
         for lane, bounds in enumerate(lanes):
             for state in states:
@@ -195,15 +196,17 @@ class Queue:
         """Hold nothing that is held by now; return whether anything was."""
         return self._write("release", self.sink) > 0
 
-    def oldest(self, before: float) -> StoredEvent | None:
-        """Return the oldest event that waits, if it was stored before `before` (steady seconds)."""
-        row = self._row("oldest-waiting-before", self.sink, before)
+    def oldest(self) -> StoredEvent | None:
+        """Return the oldest event that waits."""
+        row = self._row("oldest-waiting", self.sink)
         return stored_event(row) if row else None
 
-    def has_young(self, now: Now) -> bool:
-        """Return whether a notice or a receipt waits that was stored less than YOUNG_SECONDS ago."""
-        row = self._row("newest-urgent-at", self.sink)
-        return row is not None and row[0] > now.steady - YOUNG_SECONDS
+    def has_urgent(self) -> bool:
+        """Return whether a notice or a receipt waits."""
+        return self.storage.run(lambda database: self._has_urgent(database, range(BEHIND)))
+
+    def _has_urgent(self, database: Ledger, states: Sequence[int]) -> bool:
+        return any(database.execute("has-urgent", self.sink, state).fetchone() for state in states)
 
     def failures(self) -> int:
         """Return how often the event failed that failed most often, 0 if none waits for a retry."""

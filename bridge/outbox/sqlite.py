@@ -76,7 +76,9 @@ class Database:
             self.execute("waiting-of-version-1")
             return
         waiting = self.rows("waiting").fetchall()
-        script = f"BEGIN IMMEDIATE; DROP TABLE waiting; {_statements()['schema-waiting']}"
+        script = (
+            f"BEGIN IMMEDIATE; DROP INDEX event_by_age; DROP TABLE waiting; {_statements()['schema-waiting']}"
+        )
         with transaction(self._connection, script):
             self.upgrade(waiting)
             self._connection.execute(f"PRAGMA user_version = {VERSION}")

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 NOTICE_WAIT_SECONDS = 5.0  # the status shows one that has waited longer
 IDLE_SECONDS = 10.0  # new events end the wait
+EXPIRY_SECONDS = 60.0  # an operator may move what is older to a sink
 GONE_SECONDS = 0.1
 RELOAD_SECONDS = 0.5  # between two times that secrets are read, or a token is requested, again
 _LOG = {"retrying": log.warning, "misconfigured": log.error, "gone": log.error}
@@ -75,6 +76,7 @@ class Dispatcher:
         self._health = SinkHealth(self.name, self.clock)
         self._seen = 0  # the outbox's `changes` when it was last read
         self._retry_at = NOTHING_WAITS
+        self._expires_at = -math.inf  # when to look next whether something is too old
         self._held_until = -math.inf  # when what is held is or was to be sent
         self._reload_at = math.inf  # infinite: need not
         self._draining = Stop()
@@ -153,7 +155,7 @@ class Dispatcher:
 
     def _choose(self, now: Now) -> tuple[float, Sequence[Head]]:
         """Return the heads to send now, or when to ask again."""
-        pace = self._pace(now, is_failing=self._course.blocked_by is not None)
+        pace = self._pace(is_failing=self._course.blocked_by is not None)
         if (blocked_until := self._course.blocked_until(pace)) > now.steady:
             return blocked_until, []
         at, heads = self._course.choose(self._turn(now, pace), now.steady)
@@ -198,8 +200,12 @@ class Dispatcher:
 
     def _dead_letter_expired(self, now: Now) -> bool:
         """Dead-letter the oldest event if it is too old; return whether it was."""
-        event = self._queue.oldest(now.steady - self.max_age_seconds)
-        if event is None:
+        if now.steady < self._expires_at:
+            return False
+        event = self._queue.oldest()
+        expires_at = event.stored_at + self.max_age_seconds if event else math.inf
+        if event is None or expires_at >= now.steady:
+            self._expires_at = min(expires_at, now.steady + EXPIRY_SECONDS)
             return False
         self.count("expired")
         error = self._health.last["last_error"]
@@ -262,7 +268,7 @@ class Dispatcher:
         now, count = self.outbox.now(), len(taken.events)
         must_reload = isinstance(error, Misconfigured)
         self._reload_at = max(now.steady, began_at + RELOAD_SECONDS) if must_reload else math.inf
-        pace, share = self._pace(now, is_failing=True), random.random()  # noqa: S311 - it spreads load
+        pace, share = self._pace(is_failing=True), random.random()  # noqa: S311 - it spreads load
         failure = Failure(error=error, began_at=began_at, at=now.steady, share=share)
         head = None
         if count == 1 and failure.may_be_caused_by_event:
@@ -287,10 +293,10 @@ class Dispatcher:
         extra = {"event": event.id, "seconds": retry_at - failure.at}
         log.debug("sink %s: a failed event waits, and what is behind it", self.name, extra=extra)
 
-    def _pace(self, now: Now, *, is_failing: bool) -> Pace:
+    def _pace(self, *, is_failing: bool) -> Pace:
         return Pace(
             limit_seconds=self.sink.retry_limit_seconds,
-            is_urgent=is_failing and self._queue.has_young(now),
+            is_urgent=is_failing and self.outbox.has_young(self.name),
             is_draining=bool(self._draining),
         )
 

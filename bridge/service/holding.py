@@ -6,7 +6,6 @@ import math
 import random
 from dataclasses import dataclass
 from datetime import datetime
-from fnmatch import fnmatchcase
 from typing import Protocol
 
 from bridge.events.model import StoredEvent, is_alarm
@@ -55,7 +54,7 @@ class Gathering(Holding):
         """Return until when an event is held, unless a pause is over before."""
         if is_alarm(event.envelope):
             return event.stored_at + ALARM_SECONDS
-        if event.data.get("EventStatus") == "Scheduled" and fnmatchcase(event.type, NOTICES):
+        if event.data.get("EventStatus") == "Scheduled" and event.type.startswith(NOTICES):
             left_seconds = not_before(event).timestamp() - self.clock.wall()
             return event.stored_at + max(ALARM_SECONDS, (left_seconds - SHORT_SECONDS) / NOTICE_SHARE)
         return math.inf
@@ -95,7 +94,7 @@ def hold_seconds(event: StoredEvent, now: datetime) -> float:
     if event.data.get("AffectsThisVm") is not False:
         return 0.0
     is_unannounced = not (event.type.startswith(STARTED) and event.data.get("PreviousStatus"))
-    if fnmatchcase(event.type, NOTICES) and is_unannounced:
+    if event.type.startswith(NOTICES) and is_unannounced:
         left_seconds = (not_before(event) - now).total_seconds()
         return max(0.0, min(HOLD_SECONDS, left_seconds / NOTICE_SHARE))
     return HOLD_SECONDS

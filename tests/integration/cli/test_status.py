@@ -153,7 +153,7 @@ def test_what_the_auto_rules_make_of_an_event_is_shown_and_a_failed_program_need
             r"NOT RECEIVING: the SDK has closed its receiver, 0 command\(s\) waiting",
         ),
     ],
-    ids=["stopped", "store unavailable", "killed", "hangs", "receives nothing"],
+    ids=["stopped", "store unavailable", "log grows", "killed", "hangs", "receives nothing"],
 )
 def test_a_process_that_does_not_do_its_work_is_reported_with_exit_code_3(
     process: Process, cli: Cli, changes: dict[str, Any], runs: bool, expected: str

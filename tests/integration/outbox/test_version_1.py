@@ -30,6 +30,7 @@ from tests.support.outbox import (
 WAITING_1 = """
 CREATE TABLE waiting (sink TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (sink, seq)) WITHOUT ROWID;
 CREATE INDEX waiting_by_seq ON waiting (seq);
+CREATE INDEX event_by_age ON event (stored_at);
 """
 
 
