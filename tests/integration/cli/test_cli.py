@@ -49,7 +49,9 @@ def test_forward_once_publishes_what_has_changed_and_exits_0(once: Cli, imds: Im
     types = [one for one in types if not one.startswith("imds.")]  # of a pause of 5 s on a busy machine
     heartbeat, document = "bridge.heartbeat.v1", "document.changed.v1"
     assert types[:3] == [heartbeat, document, heartbeat]
-    assert types[3:] == ["scheduledevent.scheduled.v1", heartbeat, document, heartbeat]  # the urgent first
+    second = types[3:]
+    assert second.pop(second.index("scheduledevent.scheduled.v1")) and second == [heartbeat, document, heartbeat]
+    assert types.index("scheduledevent.scheduled.v1") < 5  # before its document; the first heartbeat may have gone
 
 
 def test_forward_once_without_an_answer_of_imds_exits_3_with_the_reason(once: Cli, imds: ImdsLab) -> None:
