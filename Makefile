@@ -81,7 +81,7 @@ audit: $(RELEASE_READY) ## look for known vulnerabilities of the locked versions
 lock: $(READY) ## choose new versions; the lock files hold versions, markers and hashes, no address
 	$(BIN)/pip install --quiet uv
 	$(COMPILE) --upgrade --all-extras --group dev --output-file requirements/dev.lock pyproject.toml
-	$(COMPILE) --constraint requirements/dev.lock --extra console --extra websocket --output-file requirements/runtime.lock pyproject.toml
+	$(COMPILE) --constraint requirements/dev.lock --extra apprise --extra console --extra websocket --output-file requirements/runtime.lock pyproject.toml
 	$(COMPILE) --constraint requirements/dev.lock --group release --output-file requirements/release.lock
 	$(COMPILE) --constraint requirements/dev.lock --group build --output-file requirements/build.lock
 	$(COMPILE) --constraint requirements/dev.lock --extra console --extra lab --group build --output-file requirements/demo.lock pyproject.toml

@@ -206,7 +206,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     from tests.support.cli import CommandResult  # noqa: PLC0415
 
     for name in os.environ:
-        if name.upper().startswith("IMDS_BRIDGE__"):
+        if name.upper().startswith("IMDS_BRIDGE__") or name.lower() == "https_proxy":
             monkeypatch.delenv(name)
 
     def call(*arguments: str | Path) -> CommandResult:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -72,6 +73,138 @@ RETRY_LIMIT_SECONDS = 4.0
 RELEASE_PAUSE_SECONDS = 1.0  # how long released messages are left to other receivers
 
 
+@dataclass(eq=False, kw_only=True)
+class Connection:
+    """An open link of the SDK, and what was received over it; all times are monotonic.
+
+    `receive`, `settle` and the methods that renew call the SDK, so they are for the worker's thread.
+
+    Attributes:
+        opened_at: when it was opened.
+        active_at: when a message was last received or settled.
+        paused_until: until when released messages are left to other receivers.
+        renew_at: when to renew the session's lock; infinite without a session.
+        unsettled: when to renew the lock of each message.
+    """
+
+    client: ServiceBusClient
+    receiver: Any
+    address: str
+    what: str
+    clock: Clock
+    opened_at: float = field(init=False)
+    active_at: float = field(init=False)
+    paused_until: float = -math.inf
+    renew_at: float = math.inf
+    unsettled: dict[ReceivedMessage, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.opened_at = self.active_at = self.clock.monotonic()
+        if session := self.receiver.session:
+            self.renew_at = self._renew_at(session.locked_until_utc)
+
+    @property
+    def free_slots(self) -> int:
+        """How many more messages may be received."""
+        is_full = sum(len(message.body) for message in self.unsettled) >= MAX_UNSETTLED_BYTES
+        return 0 if is_full else MAX_UNSETTLED - len(self.unsettled)
+
+    @property
+    def idle_seconds(self) -> float:
+        """For how long nothing was received or settled."""
+        return self.clock.monotonic() - self.active_at
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long one receive call waits."""
+        if not self.unsettled:
+            return IDLE_SECONDS
+        return BUSY_SECONDS if self.idle_seconds < 1.0 else QUIET_SECONDS
+
+    def add(self, message: ReceivedMessage, locked_until: datetime | None) -> None:
+        """Note a message that has arrived."""
+        self.unsettled[message] = self._renew_at(locked_until)
+        self.active_at = self.clock.monotonic()
+
+    def remove(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Note that messages are settled."""
+        for message in messages:
+            self.unsettled.pop(message, None)
+        self.active_at = self.clock.monotonic()
+
+    def receive(self, count: int, wait_seconds: float) -> list[ServiceBusReceivedMessage]:
+        """Receive up to so many messages.
+
+        Raises:
+            Unavailable: the SDK has closed its receiver.
+        """
+        received: list[ServiceBusReceivedMessage] = self.receiver.receive_messages(
+            max_message_count=count, max_wait_time=wait_seconds
+        )
+        if not received:
+            _check_open(self.receiver, self.address)
+        return received
+
+    def settle(self, batch: Sequence[tuple[ReceivedMessage, Settlement]]) -> None:
+        """Carry out settlements."""
+        if released := [message.handle for message, settlement in batch if settlement.is_released]:
+            release(self.receiver, released)
+            self.paused_until = self.clock.monotonic() + RELEASE_PAUSE_SECONDS
+        for message, settlement in batch:
+            if not settlement.is_released:
+                self._settle_one(message, settlement)
+
+    def _settle_one(self, message: ReceivedMessage, settlement: Settlement) -> None:
+        try:
+            if settlement.dead_letter_reason:
+                self.receiver.dead_letter_message(
+                    message.handle,
+                    reason=settlement.dead_letter_reason,
+                    error_description=settlement.description,
+                )
+            else:
+                self.receiver.complete_message(message.handle)
+        except (MessageLockLostError, MessageAlreadySettled) as error:
+            log.info("one of the %s could not be settled and will be delivered again: %s", self.what, error)
+
+    def locks_to_renew(self) -> Iterator[Callable[[], None]]:
+        """Yield what renews the locks that expire soon: the session's, or those of the messages."""
+        now = self.clock.monotonic()
+        if self.receiver.session:
+            if self.renew_at <= now:
+                yield self._renew_session
+            return
+        due = [message for message, renew_at in self.unsettled.items() if renew_at <= now]
+        for start in range(0, len(due), RENEW_MESSAGES):
+            yield partial(self._renew_messages, due[start : start + RENEW_MESSAGES])
+
+    def _renew_session(self) -> None:
+        session = self.receiver.session
+        session.renew_lock()
+        self.renew_at = self._renew_at(session.locked_until_utc)
+
+    def _renew_messages(self, messages: list[ReceivedMessage]) -> None:
+        """Renew the locks of messages together, or each alone if one of them is lost."""
+        try:
+            expirations = renew_locks(self.receiver, [message.handle for message in messages])
+        except MessageLockLostError as error:
+            if len(messages) > 1:
+                for message in messages:
+                    self._renew_messages([message])
+                return
+            log.info("the lock of one of the %s is lost; it will be delivered again: %s", self.what, error)
+            self.unsettled.pop(messages[0], None)
+        else:
+            for message, locked_until in zip(messages, expirations, strict=True):
+                self.unsettled[message] = self._renew_at(locked_until)
+
+    def _renew_at(self, locked_until: datetime | None) -> float:
+        """Choose when to renew a lock: halfway, within bounds because the VM's clock may be wrong."""
+        left_seconds = (locked_until - datetime.now(UTC)).total_seconds() if locked_until else math.inf
+        wait_seconds = min(RENEW_AT_LATEST_SECONDS, max(RENEW_AT_EARLIEST_SECONDS, left_seconds / 2))
+        return self.clock.monotonic() + wait_seconds
+
+
 @dataclass(eq=False)
 class BusReceiver:
     """A `Receiver` of a Service Bus queue or subscription.
@@ -97,14 +230,9 @@ class BusReceiver:
         self._address = address_of(self.settings)
         self._worker = Worker(f"servicebus-{self.what}", stop=self.stop, stop_seconds=STOP_SECONDS)
         self._credential: Any = None
-        self._receiver: Any = None
-        self._client: Any = None
-        self._unsettled: dict[ReceivedMessage, float] = {}  # when to renew the lock of each
-        self._renew_session_at = math.inf
-        self._paused_until = -math.inf
-        self._active_at = -math.inf  # when a message was last received or settled
+        self._connection: Connection | None = None
         self._rest_from, self._asked_at = math.inf, -math.inf
-        self._opened_at = self._emptied_at = -math.inf  # when the last receive began that found nothing
+        self._emptied_at = -math.inf  # when the last receive began that found nothing
         self._looked_at: datetime | None = None
         self._settlements: SimpleQueue[tuple[ReceivedMessage, Settlement]] = SimpleQueue()
         self._failures = 0
@@ -114,10 +242,11 @@ class BusReceiver:
 
     def status(self) -> dict[str, Any]:
         """Return what the status file shows of the bus."""
+        connection = self._connection
         return {
             "from": self._address,
-            "unsettled": len(self._unsettled),
-            "rests": self._receiver is None and self._may_rest,
+            "unsettled": len(connection.unsettled) if connection else 0,
+            "rests": connection is None and self._may_rest(connection),
             "looked_at": iso_utc(self._looked_at) if self._looked_at else None,
             "last_error": self.last_error or None,
         }
@@ -126,10 +255,9 @@ class BusReceiver:
         """Look at the queue at least once more, and rest from `at` (monotonic) on; the last call counts."""
         self._rest_from, self._asked_at = at, self.clock.monotonic()
 
-    @property
-    def _may_rest(self) -> bool:
+    def _may_rest(self, connection: Connection | None) -> bool:
         is_asked = self._emptied_at < self._asked_at or self.clock.monotonic() < self._rest_from
-        return not is_asked and not self._unsettled
+        return not (is_asked or (connection and connection.unsettled))
 
     def messages(self, wait_seconds: float) -> Iterator[ReceivedMessage]:
         """Wait up to `wait_seconds` for a message, then yield every message that has arrived."""
@@ -154,7 +282,7 @@ class BusReceiver:
                 self._step()
                 self._note_success()
             except HungError as error:
-                self._reset()
+                self._forget()
                 if error.final:
                     raise
                 self.stop.wait(self._note_failure(error))
@@ -164,168 +292,83 @@ class BusReceiver:
         self._release_all()
 
     def _step(self) -> None:
-        session, may_rest = self.session(), self._may_rest
-        idle_seconds = self.clock.monotonic() - self._active_at
-        is_idle = idle_seconds >= IDLE_LIMIT_SECONDS and not self._unsettled
-        if self._receiver is not None and (may_rest or is_idle):
-            self._close()  # before the service closes an idle link
+        connection, session = self._connection, self.session()
+        may_rest = self._may_rest(connection)
+        if connection:
+            is_idle = connection.idle_seconds >= IDLE_LIMIT_SECONDS and not connection.unsettled
+            if may_rest or is_idle:
+                self._close()  # before the service closes an idle link
+                connection = None
         if session is None or may_rest:
             self.stop.wait(REST_SECONDS)
             return
-        if self._receiver is None:
-            self._call(lambda: self._open(session), OPEN_SECONDS)
-            self._opened_at = self._active_at = self.clock.monotonic()
-        is_busy = self._receive_all() or self._free_slots() == 0
-        self._carry_out_settlements(BUSY_SECONDS if is_busy else 0.0)
-        self._renew_locks()
+        if connection is None:
+            connection = self._connection = self._call(lambda: self._open(session), OPEN_SECONDS)
+        is_busy = self._receive_all(connection) or connection.free_slots == 0
+        self._carry_out_settlements(connection, BUSY_SECONDS if is_busy else 0.0)
+        for renew in connection.locks_to_renew():
+            self._call(renew, SETTLE_SECONDS)
 
-    def _receive_all(self) -> bool:
-        """Receive what is there, unless it is left to other receivers; return whether any message came."""
-        if self.clock.monotonic() < self._paused_until:
-            self.stop.wait(BUSY_SECONDS)
-            return False
-        began_at = self.clock.monotonic()
-        has_received = self._receive_batch(1, self._wait_seconds())
-        if not has_received and self._free_slots():
-            self._emptied_at = began_at
-        if has_received:  # asked for several at first, the SDK waits 0.2 s for more before it returns any
-            self._receive_batch(RECEIVE_MESSAGES, BUSY_SECONDS)
-        return has_received
-
-    def _wait_seconds(self) -> float:
-        if not self._unsettled:
-            return IDLE_SECONDS
-        return BUSY_SECONDS if self.clock.monotonic() - self._active_at < 1.0 else QUIET_SECONDS
-
-    def _free_slots(self) -> int:
-        is_full = sum(len(message.body) for message in self._unsettled) >= MAX_UNSETTLED_BYTES
-        return 0 if is_full else MAX_UNSETTLED - len(self._unsettled)
-
-    def _receive_batch(self, count: int, wait_seconds: float) -> bool:
-        """Receive at most `count` messages, fewer if there are fewer free slots; return whether any came."""
-        count = min(count, self._free_slots())
-        if count == 0:
-            return False
-        received = self._call(lambda: self._receive(count, wait_seconds), wait_seconds + OPEN_SECONDS)
-        for message in received:
-            self._accept(message)
-        return bool(received)
-
-    # On the worker's thread
-
-    def _open(self, session: str) -> None:
+    def _open(self, session: str) -> Connection:
+        """Connect, on the worker's thread."""
         self._credential = self._credential or make_credential(self.settings)
-        self._client = connect(self.settings, credential=self._credential)
-        receiver = _receiver(self._client, self.settings, session)
+        client = connect(self.settings, credential=self._credential)
+        receiver = _receiver(client, self.settings, session)
         close_socket_on_close(receiver)
         keep_what_arrives(receiver)
         receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
-        self._receiver = receiver
-        if receiver.session:
-            self._renew_session_at = self._renew_at(receiver.session.locked_until_utc)
-
-    def _receive(self, count: int, wait_seconds: float) -> list[ServiceBusReceivedMessage]:
-        received: list[ServiceBusReceivedMessage] = self._receiver.receive_messages(
-            max_message_count=count, max_wait_time=wait_seconds
+        return Connection(
+            client=client, receiver=receiver, address=self._address, what=self.what, clock=self.clock
         )
-        if not received:
-            _check_open(self._receiver, self._address)
+
+    def _receive_all(self, connection: Connection) -> bool:
+        """Receive what is there, unless it is left to other receivers; return whether any message came."""
+        if self.clock.monotonic() < connection.paused_until:
+            self.stop.wait(BUSY_SECONDS)
+            return False
+        began_at = self.clock.monotonic()
+        has_received = self._receive_batch(connection, 1, connection.wait_seconds)
+        if not has_received and connection.free_slots:
+            self._emptied_at = began_at
+        if has_received:  # asked for several at first, the SDK waits 0.2 s for more before it returns any
+            self._receive_batch(connection, RECEIVE_MESSAGES, BUSY_SECONDS)
+        return has_received
+
+    def _receive_batch(self, connection: Connection, count: int, wait_seconds: float) -> bool:
+        """Receive at most `count` messages, fewer if there are fewer free slots; return whether any came."""
+        count = min(count, connection.free_slots)
+        if count == 0:
+            return False
+        received = self._call(lambda: connection.receive(count, wait_seconds), wait_seconds + OPEN_SECONDS)
         self._looked_at = self.clock.now()
-        return received
-
-    def _settle_all(self, batch: list[tuple[ReceivedMessage, Settlement]]) -> None:
-        released = [message.handle for message, settlement in batch if settlement.is_released]
-        if released:
-            release(self._receiver, released)
-            self._paused_until = self.clock.monotonic() + RELEASE_PAUSE_SECONDS
-        for message, settlement in batch:
-            if not settlement.is_released:
-                self._settle_one(message, settlement)
-
-    def _settle_one(self, message: ReceivedMessage, settlement: Settlement) -> None:
-        try:
-            if settlement.dead_letter_reason:
-                self._receiver.dead_letter_message(
-                    message.handle,
-                    reason=settlement.dead_letter_reason,
-                    error_description=settlement.description,
-                )
-            else:
-                self._receiver.complete_message(message.handle)
-        except (MessageLockLostError, MessageAlreadySettled) as error:
-            log.info("one of the %s could not be settled and will be delivered again: %s", self.what, error)
-
-    def _renew_session(self) -> None:
-        session = self._receiver.session
-        session.renew_lock()
-        self._renew_session_at = self._renew_at(session.locked_until_utc)
-
-    def _renew_messages(self, messages: list[ReceivedMessage]) -> None:
-        """Renew the locks of messages together, or each alone if one of them is lost."""
-        try:
-            expirations = renew_locks(self._receiver, [message.handle for message in messages])
-        except MessageLockLostError as error:
-            if len(messages) > 1:
-                for message in messages:
-                    self._renew_messages([message])
-                return
-            log.info("the lock of one of the %s is lost; it will be delivered again: %s", self.what, error)
-            self._unsettled.pop(messages[0], None)
-        else:
-            for message, locked_until in zip(messages, expirations, strict=True):
-                self._unsettled[message] = self._renew_at(locked_until)
-
-    # On run's thread
+        may_have_waited = self._emptied_at < connection.opened_at + DRAINED_SECONDS
+        for one in received:
+            message = convert(one, may_have_waited=may_have_waited)
+            connection.add(message, _try(lambda one=one: one.locked_until_utc))  # type: ignore[misc]
+            self._arrived.put(message)
+        return bool(received)
 
     def _call(self, function: Callable[[], T], limit_seconds: float) -> T:
         return self._worker.call(function, limit_seconds=limit_seconds)
 
-    def _accept(self, received: ServiceBusReceivedMessage) -> None:
-        may_have_waited = self._emptied_at < self._opened_at + DRAINED_SECONDS
-        message = convert(received, may_have_waited=may_have_waited)
-        self._unsettled[message] = self._renew_at(_try(lambda: received.locked_until_utc))
-        self._active_at = self.clock.monotonic()
-        self._arrived.put(message)
-
-    def _carry_out_settlements(self, wait_seconds: float) -> None:
+    def _carry_out_settlements(self, connection: Connection, wait_seconds: float) -> None:
         """Carry out the settlements so far, and those that follow each within `wait_seconds`."""
-        while self._unsettled:
-            batch = self._next_settlements(wait_seconds)
-            if not batch:
-                return
-            self._call(lambda batch=batch: self._settle_all(batch), SETTLE_SECONDS)  # type: ignore[misc]
-            for message, _ in batch:
-                self._unsettled.pop(message, None)
-            self._active_at = self.clock.monotonic()
+        while connection.unsettled and (batch := self._next_settlements(connection, wait_seconds)):
+            self._call(partial(connection.settle, batch), SETTLE_SECONDS)
+            connection.remove(message for message, _ in batch)
 
-    def _next_settlements(self, wait_seconds: float) -> list[tuple[ReceivedMessage, Settlement]]:
+    def _next_settlements(
+        self, connection: Connection, wait_seconds: float
+    ) -> list[tuple[ReceivedMessage, Settlement]]:
         """Return up to a batch of settlements; wait for the first one only."""
         batch: list[tuple[ReceivedMessage, Settlement]] = []
         with contextlib.suppress(Empty):
             while len(batch) < SETTLE_MESSAGES:
                 wait = wait_seconds > 0 and not batch
                 message, settlement = self._settlements.get(block=wait, timeout=wait_seconds)
-                if message in self._unsettled:
+                if message in connection.unsettled:
                     batch.append((message, settlement))
         return batch
-
-    def _renew_locks(self) -> None:
-        """Renew what expires soon: the session's lock, or that of each message."""
-        now = self.clock.monotonic()
-        if self._receiver.session:
-            if self._renew_session_at <= now:
-                self._call(self._renew_session, SETTLE_SECONDS)
-            return
-        due = [message for message, renew_at in self._unsettled.items() if renew_at <= now]
-        for start in range(0, len(due), RENEW_MESSAGES):
-            batch = due[start : start + RENEW_MESSAGES]
-            self._call(lambda batch=batch: self._renew_messages(batch), SETTLE_SECONDS)  # type: ignore[misc]
-
-    def _renew_at(self, locked_until: datetime | None) -> float:
-        """Choose when to renew a lock: halfway, within bounds because the VM's clock may be wrong."""
-        left_seconds = (locked_until - datetime.now(UTC)).total_seconds() if locked_until else math.inf
-        wait_seconds = min(RENEW_AT_LATEST_SECONDS, max(RENEW_AT_EARLIEST_SECONDS, left_seconds / 2))
-        return self.clock.monotonic() + wait_seconds
 
     def _note_success(self) -> None:
         if self.last_error:
@@ -345,29 +388,27 @@ class BusReceiver:
             self.last_error = redact(text)
         return full_jitter(self._failures - 1, base_seconds=0.5, limit_seconds=RETRY_LIMIT_SECONDS)
 
-    def _reset(self) -> None:
-        """Forget the connection; what was received is delivered again when its locks expire."""
-        self._receiver, self._client = None, None
-        self._unsettled.clear()
+    def _forget(self) -> Connection | None:
+        """Forget the connection, and return it; what was received is delivered again when its locks expire."""
+        connection, self._connection = self._connection, None
         with contextlib.suppress(Empty):
             while True:
                 self._arrived.get_nowait()
+        return connection
 
     def _close(self) -> None:
         """Leave the connection without waiting until it is closed, which can take the SDK long."""
-        client = self._client
-        self._reset()
-        if client is not None:
-            self._worker.leave(client.close, limit_seconds=CLOSE_SECONDS)
+        if connection := self._forget():
+            self._worker.leave(connection.client.close, limit_seconds=CLOSE_SECONDS)
 
     def _release_all(self) -> None:
         """Carry out the settlements so far, release the other messages, and close."""
-        if self._receiver is not None:
+        if connection := self._connection:
             # a message that cannot be released is delivered again when its lock expires
             with contextlib.suppress(Exception):
-                self._carry_out_settlements(0.0)
-                handles = [message.handle for message in self._unsettled]
-                self._call(lambda: release(self._receiver, handles), STOP_SECONDS)
+                self._carry_out_settlements(connection, 0.0)
+                handles = [message.handle for message in connection.unsettled]
+                self._call(lambda: release(connection.receiver, handles), STOP_SECONDS)
         self._close()
 
 

@@ -86,7 +86,8 @@ def _managed_identity(settings: IdentitySettings) -> Any:
     # Workload identity does not ask IMDS and may need the proxy.
     if "AZURE_FEDERATED_TOKEN_FILE" not in os.environ:
         options["use_env_settings"] = False  # IMDS never through a proxy
-    return ManagedIdentityCredential(client_id=settings.client_id or None, **options)
+    client_id = settings.client_id or os.environ.get("AZURE_CLIENT_ID") or None
+    return ManagedIdentityCredential(client_id=client_id, **options)
 
 
 def quieten() -> None:

@@ -17,9 +17,11 @@ from typing import Any
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp import receiver as receiver_link
 from azure.servicebus._pyamqp._decode import decode_payload
+from azure.servicebus._pyamqp.error import MessageException
 from azure.servicebus._pyamqp.message import Message
 from azure.servicebus._transport import _pyamqp_transport
 from azure.servicebus.amqp import AmqpMessageBodyType
+from azure.servicebus.exceptions import ServiceBusError
 
 log = logging.getLogger(__name__)
 
@@ -113,14 +115,27 @@ def release(receiver: Any, received: Sequence[ServiceBusReceivedMessage]) -> Non
         handler.settle_messages(message._delivery_id, message._delivery_tag, "released")
 
 
-def accept_undecodable_messages() -> None:
-    """Make the SDK deliver messages with values that it cannot decode, instead of failing on each of them again.
+class TransferRefusedError(ServiceBusError):
+    """The broker answers that it does not take what was sent; the link stays usable."""
+
+
+def adapt_sdk() -> None:
+    """Make the SDK deliver messages that it cannot decode, and keep a link over which the broker refuses a transfer.
 
     On a char, a decimal or a list nested over 64 deep, 7.15 raises or closes its receiver. Such a message arrives
-    empty, and `fault_of` says why.
+    empty, and `fault_of` says why. Refusals that it has no class of errors for, such as `amqp:not-allowed`, it takes
+    for lost links.
     """
     for module in (receiver_link, _pyamqp_transport):
         module.__dict__["decode_payload"] = _decode
+    errors: dict[Any, Any] = _pyamqp_transport._ERROR_CODE_TO_ERROR_MAPPING
+    errors.update({condition: _refused for condition, kind in errors.items() if kind is ServiceBusError})
+
+
+def _refused(*, error: Any = None, **given: Any) -> ServiceBusError:
+    if isinstance(error, MessageException):  # not one about the link
+        return TransferRefusedError(error=error, shutdown_handler=False, **given)
+    return ServiceBusError(error=error, **given)
 
 
 def fault_of(received: ServiceBusReceivedMessage) -> str:

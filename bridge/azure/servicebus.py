@@ -7,16 +7,17 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import chain
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, ServiceBusSender, TransportType
 from azure.servicebus import exceptions as sdk
 
 from bridge.azure import credentials
-from bridge.azure.internals import accept_undecodable_messages
+from bridge.azure.internals import TransferRefusedError, adapt_sdk
 from bridge.config.base import Secret
 from bridge.config.bus import BusSettings, is_plain
+from bridge.config.values import UNTRUSTED, UNTRUSTED_MARKS, check_proxy
 from bridge.errors import BridgeError, DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.text import one_line, redact, register_secret
 
@@ -48,6 +49,7 @@ _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
     (sdk.ServiceBusQuotaExceededError, Unavailable, "the entity is full"),
     (sdk.ServiceBusServerBusyError, Unavailable, "the service is busy"),
     (sdk.OperationTimeoutError, Unavailable, "no answer in time"),
+    (TransferRefusedError, Misconfigured, "the entity refuses what was sent"),
     (AzureError, Unavailable, "the connection failed"),
     (ValueError, Misconfigured, "the settings do not fit"),
 )
@@ -61,6 +63,10 @@ _BY_TEXT: tuple[tuple[str, type[DeliveryError], str], ...] = (
         Unavailable,
         "the namespace has no connection left (it accepts 5,000); close other clients, or use more namespaces",
     ),
+    ("Failed to authenticate the connection due", Unavailable, "the host name cannot be resolved"),
+    ("prevented to connect", Misconfigured, "the namespace's firewall refuses this machine"),
+    ("proxy status: 407", Misconfigured, "the proxy wants user and password, or other ones, in http_proxy"),
+    *((mark, Misconfigured, UNTRUSTED) for mark in UNTRUSTED_MARKS),
     ("non-sessionful", Misconfigured, _REQUIRED),
     ("SessionId was not set", Misconfigured, _REQUIRED),
     ("sessionful", Misconfigured, "the queue or subscription has no sessions"),
@@ -81,7 +87,7 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
         Misconfigured: the connection string or the WebSocket package is missing.
     """
     credentials.quieten()
-    accept_undecodable_messages()
+    adapt_sdk()
     options: dict[str, Any] = {
         "retry_total": RETRY_TOTAL,
         "try_timeout": TRY_SECONDS,
@@ -94,12 +100,15 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
             f'{address_of(settings)}: transport = "websocket" needs the package websocket-client; '
             "install imds-bridge[websocket]"
         )
-    if settings.http_proxy:
-        proxy = urlsplit(settings.http_proxy)
-        options["http_proxy"] = {"proxy_hostname": proxy.hostname, "proxy_port": proxy.port or 80}
     if settings.ca_file:
         options["connection_verify"] = str(settings.ca_file)
     try:
+        if settings.http_proxy:
+            proxy = urlsplit(check_proxy(settings.http_proxy.read()))
+            login = {"username": unquote(proxy.username or ""), "password": unquote(proxy.password or "")}
+            register_secret(login["password"])
+            place = {"proxy_hostname": proxy.hostname, "proxy_port": proxy.port or 80}
+            options["http_proxy"] = {**place, **login}
         if settings.connection_string:
             text = settings.connection_string.read()
             _register_secrets(text)
@@ -143,7 +152,7 @@ def address_of(settings: BusSettings) -> str:
 
 def link_is_intact(error: BaseException) -> bool:
     """Return whether the link can be used again: the broker only refused what was sent."""
-    return isinstance(error, _REFUSALS) and _NO_CONNECTION not in str(error)
+    return isinstance(error, (TransferRefusedError, *_REFUSALS)) and _NO_CONNECTION not in str(error)
 
 
 @contextmanager

@@ -24,11 +24,12 @@ from bridge.config.values import socket_address
 from bridge.errors import BridgeError, ConfigError, ImdsError
 from bridge.formats.samples import make_test_event
 from bridge.formats.text import table
+from bridge.http.client import origin
 from bridge.imds.client import ImdsClient, NoAnswerError
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
 from bridge.outbox.inspect import waiting_counts
-from bridge.outbox.sqlite import ERRORS, Database
+from bridge.outbox.sqlite import ERRORS, Database, kept_log
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.program import find_fault
 from bridge.runtime.text import redact, show
@@ -108,6 +109,7 @@ def check(config: Config, *, send: bool = False) -> list[Finding]:
         "state": _states(config),
         "outbox": _left_sinks(config),
         "metrics": _metrics(config) if config.metrics.listen else (),
+        "proxy": _proxies(config),
         "imds": _imds(config) if _needs_imds(config) else (),
         "sinks": _sinks(config, send=send),
         "approvals": _approvals(config, config.approvals) if config.approvals else (),
@@ -170,7 +172,9 @@ def _state(folder: StateFolder) -> Finding:
     if damage:
         remedy = "restart the process: it takes over every row that can be read"
         return Finding(name, "FAIL", f"{folder.database}: {damage}", remedy)
-    holder = folder.holder()
+    if log := kept_log(folder.database):
+        return Finding(name, "warn", log)
+    holder = folder.owner()
     if holder is None:
         return Finding(name, "ok", str(folder.path))
     if faults := list(_faults_of_process(folder.read_status() or {})):
@@ -221,7 +225,7 @@ def _metrics(config: Config) -> Iterator[Finding]:
     try:
         socket.create_server(address, family=family).close()
     except OSError as error:
-        is_running = any(StateFolder(config.state_dir / role).holder() for role in configured_roles(config))
+        is_running = any(StateFolder(config.state_dir / role).owner() for role in configured_roles(config))
         if error.errno == errno.EADDRINUSE and is_running:
             yield Finding("metrics", "ok", f"{listen} is in use, and imds-bridge runs")
             return
@@ -232,6 +236,16 @@ def _metrics(config: Config) -> Iterator[Finding]:
         yield Finding("metrics", "FAIL", f"{listen} cannot be listened on: {reason}", remedy)
     else:
         yield Finding("metrics", "ok", f"{listen} is free")
+
+
+def _proxies(config: Config) -> Iterator[Finding]:
+    """Name what uses the environment's proxy: libraries, and a bus over WebSockets whose table has none."""
+    parts: dict[str, Any] = {"approvals": config.approvals, "relay": config.relay, **config.sinks}
+    over_web = {name: part for name, part in parts.items() if getattr(part, "transport", "") == "websocket"}
+    if proxy := os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY"):
+        names = [name for name, part in over_web.items() if not part.http_proxy]
+        users = ", ".join(["apprise", "workload identity", 'credential = "default"', *names])
+        yield Finding("proxy", "ok", f"HTTPS_PROXY of the environment, {origin(proxy)}, is used by {users}")
 
 
 _NO_IMDS = (
@@ -319,9 +333,8 @@ def _sink(name: str, sink: Sink, *, send: bool) -> Iterator[Finding]:
 _BY_TEXT = {
     "requires sessions": "set `session` in [{section}], or name one without sessions, as a relay needs",
     "has no sessions": "leave `session` out of [{section}], or let the queue or subscription require sessions",
-    "(self.signed|local issuer)": (
-        "if it is the right certificate, name a file with it, or with its authority, as `ca_file` in [{section}]"
-    ),
+    "cannot be resolved": "check the host in [{section}], the proxy and DNS",
+    "firewall refuses": "allow this machine's address, or its subnet, in the networking of the namespace",
     "certificate (has expired|is not valid for)": "correct the host in [{section}], or renew the certificate",
     "wrong.version.number": (
         "this port speaks plain HTTP, not TLS: correct the port, or write http:// with allow_http = true"

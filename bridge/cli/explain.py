@@ -11,7 +11,7 @@ from bridge.cli.common import OK, complete, json_lines, load_config, state_folde
 from bridge.config.models import Config
 from bridge.formats.text import format_duration, table
 from bridge.outbox import inspect
-from bridge.outbox.inspect import Fate
+from bridge.outbox.inspect import Fate, next_try
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
 from bridge.service.parts import filter_of, sinks_of
@@ -68,7 +68,10 @@ def _explain(fate: Fate, config: Config, arguments: argparse.Namespace) -> Itera
             state = f"dead letter {fate.dead[name]}"
         elif name in fate.waiting:
             age = format_duration(max(0.0, datetime.now(UTC).timestamp() - fate.event.stored_at), exact=True)
-            state = f"waits for {age}: {last.get(name, {}).get('last_error') or 'no error'}"
+            tries, due_at = fate.waiting[name]
+            at = next_try(due_at)
+            failed = f", failed {tries} time(s)" * bool(tries) + f", next try at {at}" * bool(at)
+            state = f"waits for {age}{failed}: {last.get(name, {}).get('last_error') or 'no error'}"
         elif not why:
             has_begun, since = fate.filters.get(name, ("", 0))
             is_new = has_begun != repr(filter_of(sinks[name], arguments.role))

@@ -30,7 +30,7 @@ examples:
   imds-bridge outbox move --from old --to new
 """
 _DEAD_LETTER_KEYS = ("number", "sink", "dead_at", "reason", "retry", "id", "detail")
-_WAITING_KEYS = ("seq", "sink", "age", "type", "subject", "last_error")
+_WAITING_KEYS = ("seq", "sink", "age", "type", "subject", "tries", "next_try_at", "last_error")
 _EVENT_KEYS = ("seq", "stored_at", "id", "type")
 
 

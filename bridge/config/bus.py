@@ -12,9 +12,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, Field
 
+from bridge.config import values
 from bridge.config.base import Fault, Secret, try_setting
 from bridge.config.sinks import HttpSettings, IdentitySettings, SinkSettings
-from bridge.config.values import HOST, check_ca, check_template, check_token, check_url, is_loopback, quote
 
 
 class BusSettings(IdentitySettings):
@@ -33,8 +33,9 @@ class BusSettings(IdentitySettings):
     `"ca.pem"`."""
     transport: Literal["amqp", "websocket"] = "amqp"
     """`websocket` uses port 443 instead of 5671, and needs `pip install 'imds-bridge[websocket]'`."""
-    http_proxy: str = ""
-    """The HTTP proxy, only with `websocket`. Example: `"http://proxy.contoso.com:3128"`."""
+    http_proxy: Annotated[Secret | None, values.check_proxy] = None
+    """The HTTP proxy, only with `websocket`; it may contain user and password. Example:
+    `"http://proxy.contoso.com:3128"`."""
     topic: str = ""
     """The topic; either this or `queue`. Example: `"scheduled-events"`."""
     queue: str = ""
@@ -52,19 +53,17 @@ class BusSettings(IdentitySettings):
             return
         if bool(self.namespace) == (self.connection_string is not None):
             yield "", "give either namespace or connection_string (or connection_string_file)"
-        if self.namespace and not HOST.fullmatch(self.namespace):
-            yield "namespace", f"given {quote(self.namespace)}, expected NAME.servicebus.windows.net"
+        if self.namespace and not values.HOST.fullmatch(self.namespace):
+            yield "namespace", f"given {values.quote(self.namespace)}, expected NAME.servicebus.windows.net"
         if self.connection_string:
             text = self.connection_string.read()
             yield from try_setting("connection_string", partial(self.check_connection_string, text))
         if self.ca_file:
-            yield from try_setting("ca_file", partial(check_ca, self.ca_file))
+            yield from try_setting("ca_file", partial(values.check_ca, self.ca_file))
         if bool(self.topic) == bool(self.queue):
             yield "", "give either topic or queue"
-        if self.http_proxy:
-            if self.transport != "websocket":
-                yield "http_proxy", 'expected transport = "websocket", AMQP itself knows no proxy'
-            yield from try_setting("http_proxy", partial(check_url, self.http_proxy, allow_http=True))
+        if self.http_proxy and self.transport != "websocket":
+            yield "http_proxy", 'expected transport = "websocket", AMQP itself knows no proxy'
 
     def check_connection_string(self, text: str) -> None:
         """Refuse a connection string without an endpoint, or one that would be sent in plain text.
@@ -75,7 +74,7 @@ class BusSettings(IdentitySettings):
         endpoint = _endpoint(text)
         if "Endpoint=" not in text or endpoint is None:
             raise ValueError("expected Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=...")
-        if is_plain(text) and not self.allow_http and not is_loopback(endpoint.hostname or ""):
+        if is_plain(text) and not self.allow_http and not values.is_loopback(endpoint.hostname or ""):
             raise ValueError(
                 "expected none with UseDevelopmentEmulator=true, which does without TLS; "
                 "set allow_http = true to send without encryption"
@@ -130,7 +129,7 @@ class ReceiverSettings(BusSettings):
             if isinstance(sink, ServiceBusSettings) and sink.address == self.address:
                 yield (
                     f"sinks.{name}.{'topic' if sink.topic else 'queue'}",
-                    f"given {quote(sink.entity)}, the entity that [{section}] receives from; "
+                    f"given {values.quote(sink.entity)}, the entity that [{section}] receives from; "
                     "expected another one: it would receive each event that is sent there",
                 )
 
@@ -146,7 +145,7 @@ class ServiceBusSettings(SinkSettings, BusSettings):
     """Send each event to a Service Bus topic or queue."""
 
     kind: Literal["servicebus"]
-    session: Annotated[str, AfterValidator(partial(check_template, names=_PLACEHOLDERS))] = ""
+    session: Annotated[str, AfterValidator(partial(values.check_template, names=_PLACEHOLDERS))] = ""
     """The session id of each message, for entities that require sessions; it may contain `{event}`, `{vm}`,
     `{resource_group}` and `{type}`; above 128 characters, it ends with a hash. Example: `"{event}"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
@@ -161,24 +160,25 @@ NAMESPACE_API_VERSION = "2024-06-01"
 
 
 class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
-    """Send the events to an Event Grid topic, custom or of a namespace, with a key or the identity."""
+    """Send the events to an Event Grid topic, custom or of a namespace or a domain, with a key or the identity."""
 
     kind: Literal["eventgrid"]
     endpoint: str
-    """The URL of a custom topic as the portal shows it, or the address of a namespace. Example:
+    """The URL of a custom topic or a domain as the portal shows it, or the address of a namespace. Example:
     `"https://maintenance.westeurope-1.eventgrid.azure.net/api/events"`."""
     flavor: Literal["custom", "namespace"] | None = None
     """The kind of topic, where `endpoint` does not show it."""
     topic: str = ""
-    """The topic of a namespace. Example: `"maintenance"`."""
-    key: Annotated[Secret | None, check_token] = None
+    """The topic of a namespace or a domain; a domain gets its name as the `source` of the events. Example:
+    `"maintenance"`."""
+    key: Annotated[Secret | None, values.check_token] = None
     """An access key; without one, the managed identity is used. Example: `"9Q3...="`."""
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield an endpoint that is no topic's."""
         yield from super().find_faults()
         for key, text in try_setting("endpoint", self.publish_url):
-            yield key, f"given {quote(self.endpoint)}, {text}"
+            yield key, f"given {values.quote(self.endpoint)}, {text}"
 
     def publish_url(self) -> tuple[str, str]:
         """Return the flavor and the URL to post batches to.
@@ -186,19 +186,20 @@ class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
         Raises:
             ValueError: the endpoint is no URL that is allowed, or does not say which kind of topic it is.
         """
-        parts = urlsplit(check_url(self.endpoint, allow_http=self.allow_http))
+        parts = urlsplit(values.check_url(self.endpoint, allow_http=self.allow_http))
         path = parts.path.rstrip("/")
         named = re.fullmatch(r"/topics/([^/:]+)(:publish)?", path)
         flavor = self.flavor or (
-            "namespace" if self.topic or named else "custom" if path == "/api/events" else ""
+            "custom" if path == "/api/events" else "namespace" if self.topic or named else ""
         )
-        if flavor == "custom" and path in ("", "/api/events") and not self.topic:
+        is_topic = not self.topic or _TOPIC.fullmatch(self.topic)
+        if flavor == "custom" and path in ("", "/api/events") and is_topic:
             return flavor, f"{parts.scheme}://{parts.netloc}/api/events?api-version={CUSTOM_API_VERSION}"
         topic = self.topic or (named[1] if named else "")
         if flavor == "namespace" and _TOPIC.fullmatch(topic) and (named or not path):
             query = f"api-version={NAMESPACE_API_VERSION}"
             return flavor, f"{parts.scheme}://{parts.netloc}/topics/{topic}:publish?{query}"
         raise ValueError(
-            "expected https://TOPIC.REGION-1.eventgrid.azure.net/api/events (a custom topic), or "
-            'https://NAMESPACE.REGION-1.eventgrid.azure.net with topic = "..."'
+            "expected https://TOPIC.REGION-1.eventgrid.azure.net/api/events (a custom topic, or a domain with "
+            'topic = "..."), or https://NAMESPACE.REGION-1.eventgrid.azure.net with topic = "..."'
         )

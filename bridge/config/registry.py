@@ -26,6 +26,7 @@ SINK_KINDS: dict[str, tuple[str, str]] = {
     "servicebus": ("bridge.config.bus:ServiceBusSettings", "bridge.sinks.servicebus:ServiceBusSink"),
     "stdout": ("bridge.config.sinks:StdoutSettings", "bridge.sinks.stdout:StdoutSink"),
     "webhook": ("bridge.config.sinks:WebhookSettings", "bridge.sinks.webhook:WebhookSink"),
+    "apprise": ("bridge.config.sinks:AppriseSettings", "bridge.sinks.apprise:AppriseSink"),
 }
 
 # Where each format's class is, which names its settings.

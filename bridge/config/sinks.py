@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import tzinfo
 from fnmatch import translate
 from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import quote
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, WithJsonSchema, field_validator
 
@@ -136,6 +139,51 @@ class SinkSettings(Settings):
         ]
 
 
+MAX_ID_LENGTH = 100  # percent-encoded; IMDS's are UUIDs
+
+
+class ChatSettings(Settings):
+    """What all messages for people have in common: by default, notices and receipts of this VM of the last hour."""
+
+    types: tuple[Pattern, ...] = ("io.imdsbridge.scheduledevent.*", "io.imdsbridge.approval.*")
+    max_age_seconds: PositiveSeconds = 3600.0
+    time_zone: str = ""
+    """The IANA name of the time zone; by default each reader's own in Teams and Slack, else UTC. Example:
+    `"Europe/Berlin"`."""
+
+    is_chat_format: ClassVar = True
+    _console_url: str = PrivateAttr(default="")
+
+    @field_validator("time_zone")
+    @classmethod
+    def _check_time_zone(cls, value: str) -> str:
+        try:
+            if value:
+                ZoneInfo(value)
+        except (KeyError, OSError, ValueError):  # the library's own is a KeyError
+            raise ValueError("expected an IANA time zone such as Europe/Berlin") from None
+        return value
+
+    def link(self, event_id: str) -> str:
+        """Return the address of an event's page on the console, "" if there is none.
+
+        The id is percent-encoded, also what is markup in a chat, so that it can only be the last part of the path. An
+        id of dots would be another path even so: it has no link.
+        """
+        quoted = (
+            quote(event_id.strip(".") and event_id.lower(), safe="", errors="replace")
+            .replace("_", "%5F")
+            .replace("~", "%7E")
+        )
+        is_linked = self._console_url and 0 < len(quoted) <= MAX_ID_LENGTH
+        return f"{self._console_url}/event/{quoted}" if is_linked else ""
+
+    @property
+    def zone(self) -> tzinfo | None:
+        """The time zone to write times in, if one is set."""
+        return ZoneInfo(self.time_zone) if self.time_zone else None
+
+
 class StdoutSettings(SinkSettings):
     """Print each event as one line of JSON."""
 
@@ -158,7 +206,8 @@ class HttpSettings(Settings):
     proxy: Annotated[Secret | None, values.check_proxy] = None
     """The HTTP proxy; it may contain user and password. Example: `"http://proxy.contoso.com:3128"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
-    """How long a request may wait for the receiver each time, as from byte to byte of an answer. Example: `5`."""
+    """How long a request may wait for the receiver each time, as from byte to byte of an answer; to connect, it has
+    5 s. Example: `5`."""
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield certificates and keys that cannot be used."""
@@ -185,7 +234,8 @@ class IdentitySettings(Settings):
     """`managed_identity` of the VM, or `default`, which tries the environment, workload identity, managed identity
     and developer tools in turn."""
     client_id: str = ""
-    """The client id of a user-assigned managed identity. Example: `"11111111-2222-3333-4444-555555555555"`."""
+    """The client id of a user-assigned managed identity, by default that of the environment variable AZURE_CLIENT_ID.
+    Example: `"11111111-2222-3333-4444-555555555555"`."""
 
 
 class WebhookSettings(SinkSettings, HttpSettings, IdentitySettings):
@@ -196,6 +246,9 @@ class WebhookSettings(SinkSettings, HttpSettings, IdentitySettings):
     """The URL that events are sent to. Example: `"https://example.org/hook"`."""
     format: str
     """How the body of a request is written."""
+    content_type: str = Field(default="", pattern=r"^([!-~]+/[ -~]+)?$")
+    """The content type of each request, for receivers that do not take that of the format. Example:
+    `"application/json"`."""
     bearer_token: Annotated[Secret | None, values.check_token] = None
     """The token of the `Authorization` header; its file is read again when the receiver refuses it. Example:
     `"eyJhbGciOi..."`."""
@@ -224,6 +277,16 @@ class WebhookSettings(SinkSettings, HttpSettings, IdentitySettings):
     def _check_url(cls, value: Secret, info: ValidationInfo) -> Secret:
         values.check_url(value.read(), allow_http=info.data.get("allow_http", True))
         return value
+
+
+class AppriseSettings(ChatSettings, SinkSettings):
+    """Send messages by any service that the library apprise knows, such as mail; needs `imds-bridge[apprise]`."""
+
+    kind: Literal["apprise"]
+    url: Secret
+    """The URL of the service, as apprise documents it; each sink has one. Example:
+    `"mailtos://user:password@example.org?to=ops@example.org"`."""
+    max_per_second: Rate | None = 1.0
 
 
 def _check_program(value: tuple[str, ...]) -> tuple[str, ...]:

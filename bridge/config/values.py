@@ -191,6 +191,11 @@ def socket_address(listen: str) -> tuple[AddressFamily, tuple[str, int]]:
     return AF_INET6 if ":" in host else AF_INET, (host, int(port))
 
 
+# What OpenSSL says of a certificate by an authority that is not trusted, and what helps.
+UNTRUSTED_MARKS = ("issuer certificate", "signed certificate")
+UNTRUSTED = "its authority is not trusted: name its file as ca_file, not as SSL_CERT_FILE"
+
+
 def check_ca(path: Path) -> None:
     """Refuse a file without CA certificates.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from bridge.contract.types import type_of
 from bridge.runtime.json import Json, object_of
@@ -73,7 +73,12 @@ def structured(event: CloudEvent) -> bytes:
 
     ASCII only: what IMDS sent may hold lone surrogates, which only an escape can carry.
     """
-    envelope = {
+    return encode_json(envelope_of(event)).encode("ascii")
+
+
+def envelope_of(event: CloudEvent) -> dict[str, Json]:
+    """Return the whole event as a dictionary."""
+    return {
         "specversion": "1.0",
         "source": event.source,
         "type": event.type,
@@ -83,9 +88,20 @@ def structured(event: CloudEvent) -> bytes:
         "subject": event.subject,
         "time": iso_utc(event.time),
         **event.extensions,
-        "data": event.data,
+        "data": cast("dict[str, Json]", event.data),  # the builder makes no other mapping
     }
-    return encode_json(envelope).encode("ascii")
+
+
+def stored(event: CloudEvent | StoredEvent, *, seq: int, at: float) -> StoredEvent:
+    """Return a new event, or one that is given byte for byte, as it is stored; it need not be parsed again."""
+    if isinstance(event, StoredEvent):
+        made, envelope = replace(event, seq=seq, stored_at=at), event.envelope
+    else:
+        envelope = envelope_of(event)
+        body = encode_json(envelope).encode("ascii")
+        made = StoredEvent(seq=seq, id=event.id, type=event.type, stored_at=at, body=body)
+    vars(made)["envelope"] = envelope
+    return made
 
 
 def order_key(envelope: Mapping[str, Json]) -> str:

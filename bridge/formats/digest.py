@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from bridge.config.sinks import ChatSettings, WebhookSettings
 from bridge.events.model import StoredEvent, is_alarm
-from bridge.formats.base import ChatFormat, ChatSettings, Encoded, encode_json
+from bridge.formats.base import ChatFormat, Encoded, encode_json
 from bridge.formats.notice import TITLE_LENGTH, EventView, Notice, Tone, notice
 from bridge.formats.text import join_names
 from bridge.imds.document import SCHEDULED
@@ -33,7 +34,7 @@ _STATES |= {"canceled": "is canceled", "ended": "is gone"}
 _State = tuple[Notice, EventView, Sequence[EventView]]  # the newest one in words, its event, and all
 
 
-class DigestSettings(ChatSettings):
+class DigestSettings(ChatSettings, WebhookSettings):
     """What Teams and Slack have in common: behind a relay, they show many events as one message."""
 
     digest_seconds: float = Field(default=300.0, ge=0, le=3600)

@@ -9,8 +9,8 @@ from hashlib import sha256
 from typing import Annotated, ClassVar, Literal
 
 from bridge.config.base import Secret
-from bridge.config.sinks import Pattern, Rate
-from bridge.formats.base import ChatFormat, ChatSettings
+from bridge.config.sinks import ChatSettings, Pattern, Rate, WebhookSettings
+from bridge.formats.base import ChatFormat
 from bridge.formats.notice import EventView, Notice, notice
 from bridge.imds.document import STARTED
 from bridge.runtime.json import Json
@@ -65,7 +65,7 @@ def check_routing_key(key: str) -> str:
     return key
 
 
-class PagerDutySettings(ChatSettings):
+class PagerDutySettings(ChatSettings, WebhookSettings):
     """Alerts for an Events v2 integration."""
 
     format: Literal["pagerduty"]

@@ -51,15 +51,15 @@ class Slack(DigestFormat):
         """Return the message."""
         message = notice(event, now=now, zone=self._zone)
         link = self._link(message.event_id)
-        text = truncate(_replace_markup(message.text), TEXT_LENGTH - len(link) - 1)
+        text = truncate(replace_markup(message.text), TEXT_LENGTH - len(link) - 1)
         return _message(f"{text}\n{link}".rstrip(), self._blocks(message, link, now))
 
     def write_lines(self, digest: Digest, count: int) -> Json:
         """Return a section for each line; as `text`, as many lines as fit."""
-        lines = [(_replace_markup(text), link) for text, link in digest.lines[:count]]
+        lines = [(replace_markup(text), link) for text, link in digest.lines[:count]]
         sections = [f"{text} <{link}|console>" if link else text for text, link in lines]
         blocks = [_section(_markup(text)) for text in (*sections, *digest.more(count))]
-        texts = [_replace_markup(digest.headline), *(f"{text} {link}".rstrip() for text, link in lines)]
+        texts = [replace_markup(digest.headline), *(f"{text} {link}".rstrip() for text, link in lines)]
         while length(text := "\n".join((*texts, *digest.more(len(texts) - 1)))) > TEXT_LENGTH:
             texts.pop()
         return _message(text, [_header(digest.headline), *blocks])
@@ -133,7 +133,8 @@ def _escaped(text: str) -> str:
     return _disarm(text.translate(_ENTITIES))
 
 
-def _replace_markup(text: str) -> str:
+def replace_markup(text: str) -> str:
+    """Replace what any receiver could read as markup, a mention or a link by characters that look alike."""
     return _disarm(_OUTER_UNDERSCORE.sub("＿", text.translate(_LOOKALIKES)))  # noqa: RUF001
 
 

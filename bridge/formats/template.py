@@ -24,9 +24,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import model_validator
 
 from bridge.config.base import Fault, Faults
+from bridge.config.sinks import ChatSettings, WebhookSettings
 from bridge.config.values import nearest, quote_path
 from bridge.contract.types import PROPERTIES
-from bridge.formats.base import ChatFormat, ChatSettings
+from bridge.formats.base import ChatFormat
 from bridge.formats.notice import notice
 from bridge.formats.text import instant_of
 from bridge.runtime.json import Json
@@ -114,7 +115,7 @@ def _local_time(zone: tzinfo, value: Any, form: str = "%Y-%m-%d %H:%M %Z") -> st
     return instant.astimezone(zone).strftime(form) if instant else _text(value)
 
 
-class TemplateSettings(ChatSettings):
+class TemplateSettings(ChatSettings, WebhookSettings):
     """The operator's own JSON, in `template` or in the file `template_file`."""
 
     format: Literal["template"]

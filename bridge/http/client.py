@@ -1,6 +1,6 @@
 """HTTP with limits on time and size; redirects are not followed, and the environment's proxies are not used.
 
-The time limit is the library's: it counts from byte to byte, but a body is no longer read when it is over.
+The time limit of an answer is the library's: it counts from byte to byte, but a body is not read after it is over.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,13 +28,15 @@ from urllib3.exceptions import HTTPError as Urllib3Error
 from bridge import __version__
 from bridge.config.base import read_or_keep
 from bridge.config.sinks import HttpSettings
-from bridge.config.values import check_proxy
+from bridge.config.values import UNTRUSTED, UNTRUSTED_MARKS, check_proxy
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.runtime.text import register_secret
 from bridge.runtime.threads import extend_deadline
 from bridge.runtime.time import parse_http_date
 
 CONNECT_SECONDS = 5.0
+FIRST_SECONDS = 0.25
+IDLE_SECONDS = 30.0  # load balancers and NAT gateways forget a connection after minutes, and do not say so
 MAX_BODY_BYTES = 64 * 1024
 LONG_PART = 16  # shorter parts of a URL may be words that logs need
 USER_AGENT = f"imds-bridge/{__version__}"
@@ -51,22 +54,46 @@ class Answer:
 _UNSENT = "nothing was sent"
 
 
-class _Noting:
-    """Notes on an error that the connection did not come about, so that no request was sent."""
+class _Connection(HTTPConnection):
+    """Has CONNECT_SECONDS to connect; an error notes that the connection did not come about, so nothing was sent."""
 
     def connect(self) -> None:
         try:
-            super().connect()  # type: ignore[misc]
+            super().connect()
         except Exception as error:
             _root(error).add_note(_UNSENT)
             raise
+        self.sock.settimeout(self.timeout)
+
+    def _new_conn(self) -> socket.socket:
+        """Connect; of several addresses, each is tried for a short time first, and those that are silent for longer.
+
+        Raises:
+            OSError: why the last address failed.
+        """
+        found = socket.getaddrinfo(self._dns_host.strip("[]"), self.port, type=socket.SOCK_STREAM)
+        first_seconds = FIRST_SECONDS if len(found) > 1 else CONNECT_SECONDS
+        waiting: deque[tuple[Any, float]] = deque((address, first_seconds) for *_, address in found)
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while True:
+            address, seconds = waiting.popleft()
+            left_seconds = max(0.001, deadline - time.monotonic())
+            try:
+                connected = socket.create_connection(address[:2], min(seconds, left_seconds))
+            except TimeoutError:
+                if seconds >= left_seconds:
+                    raise
+                waiting.append((address, 2 * seconds))
+            except OSError:
+                if not waiting:
+                    raise
+            else:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connected.settimeout(CONNECT_SECONDS)
+                return connected
 
 
-class _Connection(_Noting, HTTPConnection):
-    pass
-
-
-class _TlsConnection(_Noting, HTTPSConnection):
+class _TlsConnection(_Connection, HTTPSConnection):
     def request(self, *args: Any, **kwargs: Any) -> None:
         # The server may have sent the reason: in TLS 1.3 it refuses a certificate after the client's handshake ended.
         with contextlib.suppress(ssl.SSLEOFError):
@@ -106,7 +133,8 @@ class _Adapter(HTTPAdapter):
 class HttpClient:
     """Kept-alive connections with verified TLS, as a receiver's settings describe them; for one thread at a time.
 
-    Each new connection reads the files again, and `reload` the proxy's.
+    One that was idle for more than IDLE_SECONDS is not used again. Each new one reads the files again, and `reload`
+    the proxy's.
 
     Raises:
         OSError, ValueError: the proxy cannot be used.
@@ -115,6 +143,7 @@ class HttpClient:
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         self._session = self._make_session()
+        self._used_at = 0.0
 
     def reload(self) -> None:
         """Read the proxy again; open connections are closed."""
@@ -148,20 +177,24 @@ class HttpClient:
 
     def _exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         request = self._prepare(method, url, headers, body)
-        timeout_seconds = self._settings.timeout_seconds
-        extend_deadline(timeout_seconds)
-        limits = (min(CONNECT_SECONDS, timeout_seconds), timeout_seconds)
-        deadline = time.monotonic() + timeout_seconds
+        if time.monotonic() > self._used_at + IDLE_SECONDS:
+            self.close()
+        limit_seconds = self._settings.timeout_seconds
+        extend_deadline(CONNECT_SECONDS + limit_seconds)
+        deadline = time.monotonic() + limit_seconds
         try:
-            response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
+            response = self._session.send(request, stream=True, allow_redirects=False, timeout=limit_seconds)
         except _ERRORS as error:
             for _, fault in self._settings.find_file_faults():  # the libraries do not name the file
                 raise _fault(fault) from error
-            failure = _failure(error, limits)
-            failure.is_unreached |= _UNSENT in getattr(_root(error), "__notes__", ())
+            is_unsent = _UNSENT in getattr(_root(error), "__notes__", ())
+            missing, seconds = ("connection", CONNECT_SECONDS) if is_unsent else ("answer", limit_seconds)
+            failure = _failure(error, f"no {missing} within {seconds:g} s")
+            failure.is_unreached |= is_unsent
             raise failure from error
         with contextlib.closing(response):
             answered = _read(response, deadline)
+        self._used_at = time.monotonic()
         if self._session.proxies and response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
             raise _proxy_refusal(response.status_code)
         return Answer(status=response.status_code, headers=response.headers, body=answered)
@@ -239,10 +272,13 @@ def register_url(url: str) -> None:
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, limit_seconds: float) -> float | None:
-    """Read `Retry-After`, in seconds or as a date; an invalid value counts as absent, a longer time as the limit."""
+    """Read `Retry-After`, in seconds or as a date; an invalid value counts as absent, a longer time as the limit.
+
+    Of several values, the first counts: a proxy may add its own.
+    """
     value = headers.get("Retry-After", "").strip()
-    if value.isdecimal():
-        return min(limit_seconds, float(value))
+    if seconds := re.match(r"(\d+(?:\.\d+)?) *(?:,|$)", value):
+        return min(limit_seconds, float(seconds[1]))
     instant = parse_http_date(value)
     return None if instant is None else min(limit_seconds, max(0.0, instant.timestamp() - time.time()))
 
@@ -252,16 +288,14 @@ def _fault(text: str) -> DeliveryError:
     return Misconfigured(text, is_unreached=True)
 
 
-def _failure(error: Exception, limits: tuple[float, float]) -> DeliveryError:
+def _failure(error: Exception, timed_out: str) -> DeliveryError:
     """Return why an exchange failed, without the URL that the library's own text contains."""
-    cause, (connect_seconds, timeout_seconds) = _root(error), limits
+    cause = _root(error)
     # The library reports a refusal nowhere else.
     if refused := re.match(r"Tunnel connection failed: (\d+)", str(cause)):
         return _proxy_refusal(int(refused[1]))
-    if isinstance(error, requests.ConnectTimeout):
-        return Unavailable(f"no connection within {connect_seconds:g} s")
     if isinstance(error, requests.Timeout) or isinstance(cause, TimeoutError):
-        return Unavailable(f"no answer within {timeout_seconds:g} s")
+        return Unavailable(timed_out)
     if isinstance(error, requests.RequestException) and isinstance(error, ValueError):
         return _fault(f"the address cannot be used: {type(error).__name__}")
     return _failure_of(cause)
@@ -292,8 +326,8 @@ def _failure_of(cause: BaseException) -> DeliveryError:
 
 def _tls_reason(error: ssl.SSLError) -> str:
     """Return why TLS failed: what this side found, or what the other side answered."""
-    if message := getattr(error, "verify_message", ""):
-        return str(message)
+    if message := str(getattr(error, "verify_message", "")):
+        return f"{message}; {UNTRUSTED}" if any(mark in message for mark in UNTRUSTED_MARKS) else message
     reason = (error.reason or type(error).__name__).replace("_", " ")
     _, alert, refusal = reason.lower().partition(" alert ")
     return f"the server refused: {refusal}" if alert else reason.lower()

@@ -1,8 +1,8 @@
-"""An Event Grid for the lab: a custom topic and the topics of a namespace, which keep what they accept.
+"""An Event Grid for the lab: a custom topic or a domain, and the topics of a namespace, which keep what they accept.
 
 Statuses, limits and the words that clients look for follow Microsoft Learn (post-to-custom-topic, quotas-limits),
-azure-rest-api-specs, and answers in issues of azure-sdk-for-net (10684, 22831, 43371) and azure-sdk-for-java (15176).
-Not simulated: schemas other than CloudEvents, tokens, domains, subscriptions with their delivery, and TLS.
+azure-rest-api-specs, and answers in issues of azure-sdk-for-net (10684, 22831, 25510, 43371) and azure-sdk-for-java
+(15176). Not simulated: schemas other than CloudEvents, tokens, subscriptions with their delivery, and TLS.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ KEYS = tuple(base64.b64encode(f"imds-bridge lab, key {number} of 2".encode()).de
 MAX_BODY_BYTES = 1024 * 1024
 CUSTOM_PATH = "/api/events"
 NAMESPACE_PATH = re.compile(r"/topics/([^/:]+)(:publish)?")
+DOMAIN_TOPIC = re.compile(r"[A-Za-z0-9-]{3,50}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ def is_topic(path: str) -> bool:
 
 
 class EventGridLab(Inbox):
-    """Simulate a custom topic and the topics of a namespace, all with the same keys.
+    """Simulate a custom topic, or a domain, and the topics of a namespace, all with the same keys.
 
     Every method may be called from any thread. Recording, waiting and faults work as in Inbox; a fault with an
     HTTP status and no body is answered with an error body as the service sends it.
@@ -67,6 +68,7 @@ class EventGridLab(Inbox):
         *,
         port: int = 0,
         topics: Sequence[str] = ("maintenance",),
+        is_domain: bool = False,
         keys: Sequence[str] = KEYS,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -75,11 +77,13 @@ class EventGridLab(Inbox):
         Args:
             port: 0 for any free port.
             topics: the names of the namespace's topics.
+            is_domain: whether the custom topic is a domain, which takes a topic's name as the `source` of events.
             keys: the access keys, two as in the service.
             report: called with a sentence for each request.
         """
         self.keys = tuple(keys)
         self._topics = tuple(topics)
+        self._is_domain = is_domain
         super().__init__(port=port, report=report)
 
     @property
@@ -131,7 +135,14 @@ class EventGridLab(Inbox):
         if found := problem(request):
             status, reason = found
             raise Refusal(flavor.invalid_type if status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE else 400, reason)
-        count = len(cloud_events(request))
+        events = cloud_events(request)
+        foreign = [one["source"] for one in events if not DOMAIN_TOPIC.fullmatch(one["source"])]
+        if self._is_domain and flavor is CUSTOM and foreign:
+            raise Refusal(
+                400,
+                f"Required property 'topic' needs to be the name of the domain topic. Found: {foreign[0]}.",
+            )
+        count = len(events)
         if count == 0:
             raise Refusal(400, "The JSON received does not conform to the 'CloudEventV10' schema.")
         if count > flavor.max_events:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -59,14 +60,27 @@ def newest(folder: StateFolder, limit: int) -> list[dict[str, Any]]:
 
 
 def waiting(folder: StateFolder, sink: str | None, limit: int, now: datetime) -> list[dict[str, Any]]:
-    """Return what waits for one sink or all, the oldest first, with its age in seconds and the sink's last error."""
+    """Return what waits for one sink or all, the oldest first.
+
+    Each has its age in seconds, how often it failed in a row and when it is tried again, and the sink's last error.
+    """
     sinks = (folder.read_status() or {}).get("sinks", {})
-    names = ("sink", "seq", "id", "type", "subject", "age_seconds", "last_error")
     return [
-        dict(zip(names, (*row, _subject(body), max(0, round(now.timestamp() - at)), error), strict=True))
-        for *row, at, body in _rows(folder, "list-waiting", sink, limit)
-        for error in [sinks.get(row[0], {}).get("last_error")]
+        {
+            **dict(zip(("sink", "seq", "id", "type"), row, strict=True)),
+            "subject": _subject(body),
+            "age_seconds": max(0, round(now.timestamp() - at)),
+            "tries": tries,
+            "next_try_at": next_try(due_at),
+            "last_error": sinks.get(row[0], {}).get("last_error"),
+        }
+        for *row, at, body, tries, due_at in _rows(folder, "list-waiting", sink, limit)
     ]
+
+
+def next_try(due_at: float | None) -> str | None:
+    """Return when an event is sent at the earliest, None if nothing but others keeps it back."""
+    return None if due_at is None or math.isinf(due_at) else _time(due_at)
 
 
 def dead_letters(folder: StateFolder, sink: str | None = None) -> list[dict[str, Any]]:
@@ -112,10 +126,17 @@ def show(folder: StateFolder, which: str) -> dict[str, Any]:
 
 
 class Fate(NamedTuple):
-    """An event, the sinks that it waits for, why it is a dead letter, by sink, and since when each has its filter."""
+    """What became of an event.
+
+    Attributes:
+        event: the event.
+        waiting: for each sink that it waits for, how often it failed in a row, and when it is due (steady seconds).
+        dead: why it is a dead letter, by sink.
+        filters: since when each sink has its filter.
+    """
 
     event: StoredEvent
-    waiting: Sequence[str]
+    waiting: dict[str, list[Any]]
     dead: dict[str, str]
     filters: dict[str, tuple[str, int]]
 
@@ -135,7 +156,7 @@ def fates(folder: StateFolder, which: str) -> list[Fate]:
         found = [
             Fate(
                 event=event,
-                waiting=[sink for (sink,) in database.execute("sinks-waiting-for", event.seq)],
+                waiting={sink: rest for sink, *rest in database.execute("tries-of", event.seq)},
                 dead={
                     sink: f"{number}, {reason}: {detail}"
                     for sink, number, reason, detail in database.execute("dead-letters-of", event.id)
@@ -151,23 +172,25 @@ def fates(folder: StateFolder, which: str) -> list[Fate]:
 
 def retry(folder: StateFolder, numbers: Sequence[int]) -> int:
     """Have dead letters sent again, by the process within a few seconds, or when it starts; return how many."""
-    return _change(folder, "mark-retry", [(number,) for number in numbers])
+    return _change(folder, _statement("mark-retry"), [(number,) for number in numbers])
 
 
 def drop(folder: StateFolder, numbers: Sequence[int]) -> int:
     """Delete dead letters; return how many."""
-    return _change(folder, "delete-dead-letter", [(number,) for number in numbers])
+    return _change(folder, _statement("delete-dead-letter"), [(number,) for number in numbers])
 
 
 def drop_waiting(folder: StateFolder, sink: str) -> int:
     """Delete what waits for a sink; return how many events."""
-    return _change(folder, "delete-waiting", [(sink, seq) for (seq,) in _rows(folder, "waiting-seqs", sink)])
+    # What is behind another event first, so that it need not become the first of its key.
+    rows = _rows(folder, "waiting-seqs", sink)[::-1]
+    return _change(folder, _statement("delete-waiting"), [(sink, seq) for (seq,) in rows])
 
 
 def move(folder: StateFolder, sink: str, target: str) -> int:
     """Let what waits for a sink wait for another one; return how many events."""
-    rows = [(target, sink, seq) for (seq,) in _rows(folder, "waiting-seqs", sink)]
-    return _change(folder, "move-waiting", rows)
+    rows = [(sink, target, seq) for (seq,) in _rows(folder, "waiting-seqs", sink)]
+    return _change(folder, Ledger.move_waiting, rows)
 
 
 def ask(folder: StateFolder, key: str, value: str) -> None:
@@ -176,13 +199,17 @@ def ask(folder: StateFolder, key: str, value: str) -> None:
         database.save_record(STATE, key, value)
 
 
-def _change(folder: StateFolder, statement: str, rows: Sequence[tuple[Any, ...]]) -> int:
+def _statement(name: str) -> Callable[..., int]:
+    return lambda database, *row: database.execute(name, *row).rowcount
+
+
+def _change(folder: StateFolder, change: Callable[..., int], rows: Sequence[tuple[Any, ...]]) -> int:
+    """Change each row, some in each transaction; return what `change` returns in all."""
     changed = 0
     with _open(folder, "write") as database:
         for start in range(0, len(rows), CHANGED_ROWS):
             with database.transaction():
-                some = rows[start : start + CHANGED_ROWS]
-                changed += sum(database.execute(statement, *row).rowcount for row in some)
+                changed += sum(change(database, *row) for row in rows[start : start + CHANGED_ROWS])
     return changed
 
 

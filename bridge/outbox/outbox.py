@@ -10,14 +10,16 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from bridge.config.base import DAY_SECONDS
 from bridge.events.filters import Filter
-from bridge.events.model import CloudEvent, StoredEvent, structured
+from bridge.events.model import CloudEvent, StoredEvent, stored
+from bridge.events.urgency import URGENT_TYPES, YOUNG_SECONDS, Now
+from bridge.outbox.queue import Queue
 from bridge.outbox.rows import (
     DONE,
     FILTERS,
@@ -48,6 +50,8 @@ LEFT_SECONDS = 7 * DAY_SECONDS
 # This much is buffered in memory while the file cannot be used.
 MEMORY_BYTES = 32 * 1024 * 1024
 CHUNK_ROWS = 1000
+# No retry waits longer than this after a start.
+FIRST_RETRY_SECONDS = 60.0
 FREED_ROWS = 200
 
 Freed = tuple[bool, Counter[str]]
@@ -68,6 +72,8 @@ class Outbox:
         max_bytes: how large the file and its log may become before the oldest waiting events are dropped.
         retain_seconds: for how long events are kept that every sink has had.
         count: is called with the events of each commit.
+        held: for sinks that hold events, a function that returns until when one is held (steady seconds), None for
+            not at all.
 
     Raises:
         StateError: another process holds the folder, or a newer version wrote it.
@@ -76,7 +82,6 @@ class Outbox:
         epoch: the id of this run of the process, in which it counts its own events.
         previous_run: the epoch and the last committed number of the run before; (None, None) where there was none.
         changes: counts what ends a wait.
-        generation: counts how often `pending` must be read again from the start.
     """
 
     folder: StateFolder
@@ -86,13 +91,15 @@ class Outbox:
     max_bytes: int
     retain_seconds: float
     count: Callable[[Sequence[CloudEvent | StoredEvent]], None] = lambda _: None
+    held: Mapping[str, Callable[[StoredEvent], float | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._waiting: Counter[str] = Counter()
+        self._urgent_at: dict[str, float] = {}  # when something urgent was stored last for each sink
         self._has_delivered = True  # there may be events that no sink waits for
         self._drops = RepeatLimit(self.clock)
-        self.changes = self.generation = 0
+        self.changes = 0
         self.epoch = uuid4().hex
         self._number = 0
         self._storage = Storage(self.folder, self._changed, self._wanted_by)
@@ -107,6 +114,8 @@ class Outbox:
         """Begin this run with what is stored."""
         run = self.record(STATE, RUN) or {}
         self.previous_run: tuple[str | None, int | None] = (run.get("epoch"), run.get("reporterseq"))
+        latest = self.clock.steady() + FIRST_RETRY_SECONDS
+        self._storage.run(lambda database: database.execute("resume", latest), synced=False)
         self._load()
         for sink, count in self.left_sinks().items():
             log.warning(
@@ -117,6 +126,12 @@ class Outbox:
 
     def _wanted_by(self, event: StoredEvent) -> list[str]:
         return [name for name, (wanted, _) in self.sinks.items() if wanted.matches(event)]
+
+    def _held_by(self, event: StoredEvent) -> dict[str, float | None]:
+        """Return the sinks that take an event, and until when each holds it."""
+        # What only memory has is not held: a kill would lose it, and a relay completes its messages later.
+        held = self.held if self._storage.error is None else {}
+        return {name: held[name](event) if name in held else None for name in self._wanted_by(event)}
 
     @property
     def storage_error(self) -> str | None:
@@ -161,13 +176,12 @@ class Outbox:
         Returns:
             Whether the file has it all; False: only the memory has.
         """
-        now = self.clock.steady()
+        now, wall = self.clock.steady(), self.clock.wall()
         with self._changed:
             added = [
-                StoredEvent(seq=seq, id=event.id, type=event.type, stored_at=now, body=_body(event))
-                for seq, event in enumerate(events, self._storage.last_seq + 1)
+                stored(event, seq=seq, at=now) for seq, event in enumerate(events, self._storage.last_seq + 1)
             ]
-            waiting = [(sink, event.seq) for event in added for sink in self._wanted_by(event)]
+            waiting = [(event, self._held_by(event)) for event in added]
             values = dict(records or {})
             if added:
                 values[STATE, RUN] = {"epoch": self.epoch, "reporterseq": self._number, "seq": added[-1].seq}
@@ -175,21 +189,24 @@ class Outbox:
             def work(database: Ledger) -> Freed:
                 for event in added:
                     database.save_event(event)
-                for row in waiting:
-                    database.execute("save-waiting", *row)
+                for event, held in waiting:
+                    database.save_waiting(event, held, wall=wall)
                 for (kind, key), value in values.items():
                     database.save_record(kind, key, value, at=now)
                 if published:
                     database.forget_losses(published)
                 return self._make_room(database)
 
-            self._has_delivered |= len({seq for _, seq in waiting}) < len(added)
+            self._has_delivered |= not all(held for _, held in waiting)
             freed = self._storage.run(work, synced=True)
             self._storage.last_seq += len(added)
             self._storage.note_published(published)
-            self._waiting.update(sink for sink, _ in waiting)
+            self._waiting.update(sink for _, held in waiting for sink in held)
+            urgent = [held for event, held in waiting if event.type.startswith(URGENT_TYPES)]
+            self._urgent_at.update(dict.fromkeys((sink for held in urgent for sink in held), now))
             self._note_freed(freed)
             self._storage.note_numbers()
+            self._storage.keep_state()
             self.wake()
             self.count(events)
             return self._storage.error is None
@@ -200,19 +217,18 @@ class Outbox:
         """Return the oldest events that wait for the sink behind the number `after`, in their order."""
         return self._storage.run(lambda database: database.pending(sink, after=after, limit=limit))
 
-    def has_waiting(self, sink: str, *, since: float, types: tuple[str, str]) -> bool:
-        """Return whether an event whose type begins so waits for the sink, stored after `since` (steady seconds)."""
-        values = (since, *(f"{beginning}*" for beginning in types), sink)
-        return bool(
-            self._storage.run(lambda database: database.execute("has-waiting-since", *values).fetchone())
-        )
+    def now(self) -> Now:
+        """Return the time by both clocks."""
+        return Now(wall=self.clock.wall(), steady=self.clock.steady())
 
-    def newest_waiting(self, sink: str, limit: int, *, before: float, pattern: str) -> list[StoredEvent]:
-        """Return which of the newest that wait are of types like a pattern, stored before `before` (steady)."""
-        values = (sink, limit, before, pattern)
-        return self._storage.run(
-            lambda database: [stored_event(row) for row in database.execute("newest-waiting", *values)]
-        )
+    def has_young(self, sink: str) -> bool:
+        """Return whether a notice or receipt waits that was stored lately; an earlier run's counts as stored now."""
+        urgent_at = self._urgent_at.setdefault(sink, self.clock.steady())
+        return urgent_at > self.clock.steady() - YOUNG_SECONDS and self.queue(sink).has_urgent()
+
+    def queue(self, sink: str) -> Queue:
+        """Return what waits for a sink, in the order in which it is sent."""
+        return Queue(sink, self._storage)
 
     def wait(self, seen: int, seconds: float) -> None:
         """Wait until `changes` is another number than the one that was seen, at most `seconds`."""
@@ -242,7 +258,8 @@ class Outbox:
         def work(database: Ledger) -> int:
             for one in events if dead else ():
                 database.save_dead_letter(sink, one.id, one.type, *(dead or ()), now, one.body)
-            return sum(database.execute("delete-waiting", sink, one.seq).rowcount for one in events)
+            # What is behind another one first, so that it need not become the first of its key.
+            return sum(database.execute("delete-waiting", sink, one.seq).rowcount for one in reversed(events))
 
         def is_delivered(database: Ledger) -> bool:
             return any(database.execute("sinks-waiting-for", one.seq).fetchone() is None for one in events)
@@ -258,8 +275,8 @@ class Outbox:
         with self._changed:
             if not (count := self._waiting[sink]):
                 return 0, None
-            row = self._storage.run(lambda database: database.execute("oldest-waiting", sink).fetchone())
-            return count, row[0] if row else None
+            oldest = self.queue(sink).oldest()
+            return count, oldest.stored_at if oldest else None
 
     def backlogs(self) -> dict[str, int]:
         """Return how many events wait for each sink."""
@@ -276,8 +293,8 @@ class Outbox:
         return self._storage.run(lambda database: database.counts("count-dead-letters"))
 
     def size_bytes(self) -> int:
-        """Return how much the events, records and dead letters take up."""
-        return self._storage.run(Ledger.used_bytes)
+        """Return how much disk the outbox takes up, or how much memory in its place."""
+        return self._storage.size_bytes()
 
     # Whose the state is
 
@@ -322,7 +339,6 @@ class Outbox:
             self._waiting = waiting + freed[1]
             self._note_freed(freed)
             self._storage.note_numbers()
-            self.generation += 1
             self.wake()
             return appended
 
@@ -339,7 +355,7 @@ class Outbox:
             )
             event = StoredEvent(seq=self._storage.last_seq, id=id_, type=type_, stored_at=now, body=body)
             database.save_event(event)
-            database.execute("save-waiting", sink, event.seq)
+            database.save_waiting(event, {sink: None})
             database.execute("delete-dead-letter", number)
         if numbers:
             database.note_seq(self._storage.last_seq)
@@ -354,7 +370,7 @@ class Outbox:
                 for row in database.execute("events-after", 0) if from_start else ():
                     event = stored_event(row)
                     if wanted.matches(event):
-                        database.execute("save-waiting", name, event.seq)
+                        database.save_waiting(event, {name: None})
             database.save_record(STATE, SINKS, [*known, *new])
         noted, kept = database.record(STATE, FILTERS) or {}, {}
         for name, (wanted, from_start) in self.sinks.items():
@@ -396,20 +412,17 @@ class Outbox:
             text = "the outbox reached its size limit: the oldest waiting events are dropped"
             log.error(text, extra={"dropped": lost})
 
-    def close(self) -> None:
-        """Write what can be written and let the folder go."""
+    def close(self) -> bool:
+        """Write what can be written and let the folder go; return whether all that waits is stored."""
         with self._changed:
-            if self._storage.error:
-                self._storage.recover()
+            self._storage.recover()
             if self._storage.error and (waiting := max(self._waiting.values(), default=0)):
                 text = "the state store is still unavailable: %d event(s) that were not delivered are lost"
                 log.error(text, waiting)
+            is_stored = self._storage.error is None
             self._storage.close()
             self.folder.release()
-
-
-def _body(event: CloudEvent | StoredEvent) -> bytes:
-    return event.body if isinstance(event, StoredEvent) else structured(event)
+            return is_stored
 
 
 def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Callable[[int], bool]) -> Freed:
@@ -433,13 +446,22 @@ def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Call
             search = database.execute("delete-delivered", FREED_ROWS).rowcount > 0
         elif not (
             database.execute("delete-done-records", f"$.{DONE}", FREED_ROWS).rowcount
-            or database.execute("delete-oldest-dead-letters", FREED_ROWS).rowcount
+            or _drop_dead_letters(database)
         ):
             found = database.execute("oldest-event").fetchone()
             if found is None:
                 break
             lost.update(_drop(database, *found, is_stored=is_stored(found[0])))
     return search, lost
+
+
+def _drop_dead_letters(database: Ledger) -> bool:
+    """Delete some dead letters, the oldest first, and note them as lost; return whether there were any."""
+    found = database.execute("delete-oldest-dead-letters", FREED_ROWS).fetchall()
+    database.note_losses(
+        Loss(reason=SIZE_LIMIT, count=1, sink=sink, oldest=dead_at, newest=dead_at) for sink, dead_at in found
+    )
+    return bool(found)
 
 
 def _drop(database: Ledger, seq: int, stored_at: float, *, is_stored: bool) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bridge.events.model import StoredEvent
-from bridge.outbox.sqlite import Damaged, Database, checksum
+from bridge.events.urgency import key_number, urgency
+from bridge.outbox.sqlite import VERSION, Damaged, Database, checksum
 from bridge.runtime.json import Json
 
 # A batch of events is read up to this many bytes, so that a backlog of huge documents costs no memory.
@@ -18,6 +19,7 @@ READ_BYTES = 4 * 1024 * 1024
 # published yet, sinks that are not new, and since which event each has its filter.
 STATE = "state"
 RUN, LOSSES, SINKS, FILTERS = "run", "losses", "sinks", "filters"
+OWN = (RUN, LOSSES, SINKS, FILTERS)
 # What the last document showed, and what it had shown before a start that could not read it.
 WATCH, UNREAD_WATCH = "watch", "unread-watch"
 VM = "vm"  # who the VM is, and the boot in which that was learned
@@ -28,7 +30,16 @@ REQUEST = "recover-request"  # what `imds-bridge recover` asks for
 DONE = "done"
 OCCURRENCE = "occurrence"  # the kind of how often a transition was seen, by its fingerprint
 
+# The states of what waits. NEW: not tried yet; FORGIVEN: it failed while nothing was accepted, and is due now that
+# something is; SUSPECT: it failed and waits for its retry; ALONE: likewise, while others were accepted; each of both
+# with its retry due; HELD: until it is due; BEHIND: another event with its order key goes first. outbox.sql has them
+# as numbers.
+NEW, FORGIVEN, SUSPECT, ALONE, SUSPECT_DUE, ALONE_DUE, HELD, BEHIND = range(8)
+
 DAMAGE, SIZE_LIMIT, STATE_FOLDER_GONE, OTHER_VM = "Damage", "SizeLimit", "StateFolderGone", "OtherVm"
+NOT_WRITTEN = "NotWritten"
+# After these, it is unknown which events were lost: what is current is published again.
+UNKNOWN_LOSSES = (DAMAGE, STATE_FOLDER_GONE, NOT_WRITTEN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +79,40 @@ class Ledger(Database):
         values = (event.id, event.type, event.stored_at, event.body)
         self.execute("save-event", event.seq, *values, checksum(*values))
 
+    def upgrade(self, waiting: list[tuple[str, int]]) -> None:
+        """Let what waits in a file of version 1 wait as in this one."""
+        for sink, seq in sorted(waiting, key=lambda row: row[1]):
+            for row in self.execute("event", seq).fetchall():
+                self.save_waiting(stored_event(row), {sink: None})
+
+    def save_waiting(
+        self, event: StoredEvent, held: Mapping[str, float | None], *, wall: float | None = None
+    ) -> None:
+        """Let sinks wait for an event that is stored at `wall` (by the wall clock).
+
+        For each sink, `held` has until when it holds the event (steady seconds), None for not at all.
+        """
+        urgent = urgency(event, event.stored_at if wall is None else wall)
+        key = key_number(event.envelope)
+        for sink, due_at in held.items():
+            state = NEW if due_at is None else HELD
+            self.copy_waiting(sink, event.seq, key, urgent, state, 0, due_at, 0, 0)
+
+    def copy_waiting(self, sink: str, seq: int, key: int, urgent: float | None, *rest: Any) -> None:
+        """Write a row as another database has it; what is the first of its key is found out here."""
+        row = self.execute("save-waiting", sink, seq, key, urgent, *rest).fetchone()
+        due_at = rest[2]
+        if row == (BEHIND,) and (urgent is not None or due_at is not None):
+            self.execute("hasten", sink, key, urgent, due_at)
+
+    def move_waiting(self, sink: str, target: str, seq: int) -> int:
+        """Let an event that waits for a sink wait for another one as a new one; return how many did."""
+        if self.format < VERSION:
+            return self.execute("move-waiting-of-version-1", target, sink, seq).rowcount
+        for key, urgent in self.execute("key-and-urgency", sink, seq).fetchall():
+            self.copy_waiting(target, seq, key, urgent, NEW, 0, None, 0, 0)
+        return self.execute("delete-waiting", sink, seq).rowcount
+
     def pending(self, sink: str, *, after: int, limit: int) -> list[StoredEvent]:
         """Return up to `limit` events that wait for a sink behind a number, and fewer if they are large."""
         events: list[StoredEvent] = []
@@ -92,6 +137,16 @@ class Ledger(Database):
         """Write a record."""
         text = json.dumps(value)
         self.execute("save-record", kind, key, text, at, checksum(kind, key, text))
+
+    def state(self) -> dict[str, Any]:
+        """Return what is remembered for ever, but for what the outbox itself remembers."""
+        records = map(stored_record, self.execute("records-of", STATE))
+        return {key: value for _, key, value, _ in records if key not in OWN}
+
+    def save_state(self, values: Mapping[str, Json]) -> None:
+        """Write what another database remembers for ever."""
+        for key, value in values.items():
+            self.save_record(STATE, key, value)
 
     def vm_id(self) -> str:
         """Return the id of the VM whose state this is, in lower case; "" while it is unknown."""

@@ -15,12 +15,13 @@ from zlib import crc32
 
 from bridge.errors import StateError
 
-VERSION = 1
+VERSION = 2
 APPLICATION_ID = 0x494D4453  # in the header of every file that a released version wrote
 # How long the process waits for a lock, which the command line holds for milliseconds.
 BUSY_SECONDS = 1.0
 CACHE_KIB = 512  # the default of 2 MiB is more than this needs
 LOG_BYTES = 4 * 1024 * 1024  # SQLite keeps its log at about this size
+KEPT_LOG_BYTES = 4 * LOG_BYTES  # larger only while another program reads
 CHECKED_BYTES = 64 * 1024 * 1024
 # Python cannot even decode some of SQLite's messages about a damaged file.
 ERRORS = (sqlite3.Error, UnicodeDecodeError)
@@ -62,9 +63,29 @@ class Database:
                 _prepare(self._connection, path, mode)
             else:
                 _make_tables(self._connection)
+            self.format = self._pragma("user_version")  # the version that wrote the tables
+            if self.format < VERSION:
+                self._adapt(mode)
         except BaseException:
             self._connection.close()
             raise
+
+    def _adapt(self, mode: Mode) -> None:
+        """Bring a file of the version before up to date, or show its tables to reads as this version has them."""
+        if mode != "create":
+            self.execute("waiting-of-version-1")
+            return
+        waiting = self.rows("waiting").fetchall()
+        script = (
+            f"BEGIN IMMEDIATE; DROP INDEX event_by_age; DROP TABLE waiting; {_statements()['schema-waiting']}"
+        )
+        with transaction(self._connection, script):
+            self.upgrade(waiting)
+            self._connection.execute(f"PRAGMA user_version = {VERSION}")
+        self.format = VERSION
+
+    def upgrade(self, waiting: list[tuple[str, int]]) -> None:
+        """Write what waits in a file of version 1, sinks and events' numbers; the caller holds the transaction."""
 
     def transaction(self, *, synced: bool = True) -> contextlib.AbstractContextManager[sqlite3.Connection]:
         """Commit all that is executed inside, or nothing; `synced` waits until the disk has it for good."""
@@ -105,10 +126,13 @@ class Database:
 
 
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Commit all that is executed inside, or nothing."""
-    connection.execute("BEGIN IMMEDIATE")
+def transaction(connection: sqlite3.Connection, begin: str = "") -> Iterator[sqlite3.Connection]:
+    """Commit all that is executed inside, or nothing; a script `begin` begins the transaction and is part of it."""
     try:
+        if begin:
+            connection.executescript(begin)
+        else:
+            connection.execute("BEGIN IMMEDIATE")
         yield connection
         connection.execute("COMMIT")
     except BaseException:
@@ -137,6 +161,16 @@ def log_bytes(path: Path) -> int:
         return log_of(path).stat().st_size
     except OSError:
         return 0
+
+
+def kept_log(path: Path) -> str | None:
+    """Return why the log beside a database is large, and what to do; None if it is not."""
+    if (size := log_bytes(path)) <= KEPT_LOG_BYTES:
+        return None
+    return (
+        f"{log_of(path)} has {size // 2**20} MiB, which max_outbox_mb does not limit: another program keeps it by "
+        "reading the database; end that program"
+    )
 
 
 def log_of(path: Path) -> Path:
@@ -192,14 +226,16 @@ def _prepare(connection: sqlite3.Connection, path: Path, mode: Mode) -> None:
 
 def _make_tables(connection: sqlite3.Connection) -> None:
     connection.executescript(
-        f"BEGIN IMMEDIATE; {_statements()['schema']} PRAGMA application_id = {APPLICATION_ID}; "
-        f"PRAGMA user_version = {VERSION}; COMMIT;"
+        f"BEGIN IMMEDIATE; {_statements()['schema']} {_statements()['schema-waiting']} "
+        f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; COMMIT;"
     )
 
 
 def _storable(value: Any) -> Any:
     """Replace halves of surrogate pairs, which JSON can bring and SQLite cannot store."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", "replace").decode()
+    return value
 
 
 @cache

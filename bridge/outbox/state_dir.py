@@ -8,12 +8,14 @@ import os
 import re
 import sys
 import time
+import zlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bridge.errors import StateError
-from bridge.runtime.json import BoundedDecoder, read_object
+from bridge.runtime.json import BoundedDecoder, Json, read_object
 
 DATABASE = "outbox.db"
 STATUS = "status.json"
@@ -21,6 +23,8 @@ LOCK = "lock"
 # Files that are written in place, which a full disk allows: the time of the last usable answer, and numbers of
 # events: the last one given, and the last one that must not be missing.
 LAST_GOOD, LAST_NUMBER = "last-good", "last-number"
+# What only memory knows of the state, compressed, is written in place as well; a document of 5,000 events has room.
+KEPT, KEPT_BYTES = "kept-state", 512 * 1024
 # A larger number is damage; SQLite has room for as many again.
 MAX_NUMBER = 2**62
 # What the name of a damaged file says: its rows are not in a new file yet, or they are.
@@ -58,12 +62,11 @@ class StateFolder:
         if self.path.stat().st_mode & 0o077:
             with contextlib.suppress(OSError):
                 self.path.chmod(0o700)
-        if not self._is_held():
+        if not self._is_locked():
             self.release()
             self._files[LOCK] = self._take()
-            self._write_in_place(
-                LOCK, f"{os.getpid():<20}"
-            )  # without room for it the lock counts all the same
+            # without room for it the lock counts all the same
+            self._write_in_place(LOCK, f"{os.getpid():<20}".encode())
 
     def release(self) -> None:
         """Let another process have the folder."""
@@ -72,7 +75,7 @@ class StateFolder:
         self._files.clear()
         self._numbers = None
 
-    def holder(self) -> str | None:
+    def owner(self) -> str | None:
         """Return who holds the folder, None if no process does."""
         try:
             lock = os.open(self.path / LOCK, os.O_RDONLY)
@@ -82,7 +85,7 @@ class StateFolder:
             _lock(lock)
             return None  # noqa: TRY300 - nobody else held it
         except OSError:
-            return _read_holder(lock)
+            return _read_owner(lock)
         finally:
             os.close(lock)
 
@@ -147,12 +150,28 @@ class StateFolder:
 
     def write_last_good(self, text: str) -> None:
         """Keep the time of the last usable answer; a text has always the same length."""
-        self._write_in_place(LAST_GOOD, text)
+        self._write_in_place(LAST_GOOD, text.encode())
+
+    def keep(self, values: Mapping[str, Json]) -> None:
+        """Keep what only memory knows in place, if the file has room for it; without values, make room for it."""
+        packed = zlib.compress(json.dumps(values).encode())
+        if len(self._read(KEPT)) != KEPT_BYTES:
+            packed = packed.ljust(KEPT_BYTES, b"\0")
+        if len(packed) <= KEPT_BYTES:
+            self._write_in_place(KEPT, packed)
+
+    def read_kept(self) -> dict[str, Json]:
+        """Return what was kept, empty if nothing was or it is damaged."""
+        with contextlib.suppress(ValueError, zlib.error):
+            kept: dict[str, Json] = json.loads(zlib.decompressobj().decompress(self._read(KEPT)))
+            return kept
+        return {}
 
     def forget(self) -> None:
         """Forget the time, the numbers and the status, which are another VM's."""
         self.write_last_good(" " * len("2026-01-01T00:00:00.000Z"))
         self.write_numbers(0, 0)
+        self.keep({})
         with contextlib.suppress(OSError):
             (self.path / STATUS).unlink()
 
@@ -163,7 +182,7 @@ class StateFolder:
     def write_numbers(self, given: int, needed: int) -> None:
         """Keep the last number that was given, and the last one that the next start must find in the database."""
         if (given, needed) != self._numbers and self._write_in_place(
-            LAST_NUMBER, f"{given:020d} {needed:020d}"
+            LAST_NUMBER, f"{given:020d} {needed:020d}".encode()
         ):
             self._numbers = (given, needed)
 
@@ -173,7 +192,7 @@ class StateFolder:
         given, needed = map(int, found.groups()) if found else (0, 0)
         return (given, needed) if given <= MAX_NUMBER else (0, given)
 
-    def is_held_open(self) -> bool:
+    def is_in_use(self) -> bool:
         """Return whether another program keeps the database from being opened, as Windows allows it."""
         try:
             os.close(os.open(self.database, os.O_RDWR))
@@ -193,23 +212,26 @@ class StateFolder:
             return False
         return (self.path / STATUS).exists() or bool(self.read_last_good())
 
-    def _write_in_place(self, name: str, text: str) -> bool:
+    def _write_in_place(self, name: str, body: bytes) -> bool:
         try:
             if name not in self._files:
                 self._files[name] = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o600)
             os.lseek(self._files[name], 0, os.SEEK_SET)
-            os.write(self._files[name], text.encode())
+            os.write(self._files[name], body)
         except OSError:
             return False
         return True
 
     def _read_text(self, name: str) -> str:
-        try:
-            return (self.path / name).read_bytes().decode("ascii", "replace").strip()
-        except OSError:
-            return ""
+        return self._read(name).decode("ascii", "replace").strip()
 
-    def _is_held(self) -> bool:
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.path / name).read_bytes()
+        except OSError:
+            return b""
+
+    def _is_locked(self) -> bool:
         """Return whether ours is the lock that other processes see: the folder may have been replaced."""
         try:
             return LOCK in self._files and os.path.samestat(
@@ -231,10 +253,10 @@ class StateFolder:
                 _lock(lock)
                 return lock
             time.sleep(LOCK_PAUSE_SECONDS)
-        holder = _read_holder(lock)
+        owner = _read_owner(lock)
         os.close(lock)
         raise StateError(
-            f"{self.path} is held by {holder}: stop that process, or give this one its own state_dir"
+            f"{self.path} is held by {owner}: stop that process, or give this one its own state_dir"
         )
 
 
@@ -255,7 +277,7 @@ def _rename(path: Path, target: Path) -> None:
         undo.pop_all()
 
 
-def _read_holder(lock: int) -> str:
+def _read_owner(lock: int) -> str:
     try:
         os.lseek(lock, 0, os.SEEK_SET)
         pid = os.read(lock, 32).decode("ascii", "replace").strip()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from bridge.errors import StateError, Stopped
 from bridge.outbox.rows import (
     DAMAGE,
     LOSSES,
+    NOT_WRITTEN,
     OTHER_VM,
     STATE,
     STATE_FOLDER_GONE,
@@ -23,7 +25,7 @@ from bridge.outbox.rows import (
     Ledger,
     Loss,
 )
-from bridge.outbox.sqlite import ERRORS, is_damage
+from bridge.outbox.sqlite import ERRORS, is_damage, log_bytes
 from bridge.outbox.state_dir import DAMAGED_FILE, OTHER_VM_FILE, StateFolder
 from bridge.outbox.transfer import WantedBy, copy_back, fill_memory, salvage
 
@@ -33,8 +35,39 @@ T = TypeVar("T")
 # What is copied of the file when it fails leaves room in memory for new events.
 COPY_BYTES = 16 * 1024 * 1024
 # How long a start waits for another program, such as a virus scanner, to close the file.
-HELD_SECONDS = 2.0
-HELD_PAUSE_SECONDS = 0.1
+IN_USE_SECONDS = 2.0
+IN_USE_PAUSE_SECONDS = 0.1
+
+
+@dataclass(kw_only=True)
+class _File:
+    """The file in use; `version` changes when another program has written to it."""
+
+    database: Ledger
+    inode: int
+    version: int
+
+
+@dataclass(kw_only=True)
+class _Memory:
+    """What is used while the file cannot be.
+
+    Attributes:
+        database: with all that is known.
+        error: what is wrong with the file.
+        own_after: it knows what became of every event behind this number, and a failed transaction may have left the
+            same events in the file.
+        done: of the others, what sinks have had since the file failed.
+        published: losses that were published since then.
+        is_unread: whether this process has not seen yet what the file knows.
+    """
+
+    database: Ledger
+    error: str
+    own_after: int
+    done: set[tuple[str, int]] = field(default_factory=set)
+    published: list[Loss] = field(default_factory=list)
+    is_unread: bool = False
 
 
 class Storage:
@@ -44,8 +77,7 @@ class Storage:
     can deal.
 
     Attributes:
-        error: what is wrong with the file; None where it has everything.
-        errors: how often it could not be used.
+        errors: how often the file could not be used.
         last_seq: the last number that was given to an event; no number is given twice.
         file_seq: the last number that the file is known to have.
     """
@@ -55,19 +87,19 @@ class Storage:
         self._folder = folder
         self._lock = lock
         self._wanted_by = wanted_by
-        self._database: Ledger | None = None
-        self._inode = 0
-        self._version = 0
+        self._used: _File | _Memory | None = None  # None: not opened yet, or closed
         self._why_aside = ""  # why the file must be moved aside before anything else
-        self._is_unread = False  # whether this process has not seen yet what the file knows
-        # Memory knows what became of every event behind this number, and a failed transaction may have left the
-        # same events in the file; of the others, what memory has done since the file failed.
-        self._own_after = 0
-        self._done: set[tuple[str, int]] = set()
-        self._published: list[Loss] = []
-        self.error: str | None = None
         self.errors = 0
         self.last_seq = self.file_seq = 0
+
+    @property
+    def error(self) -> str | None:
+        """What is wrong with the file; None where it has everything."""
+        return self._memory.error if self._memory else None
+
+    @property
+    def _memory(self) -> _Memory | None:
+        return self._used if isinstance(self._used, _Memory) else None
 
     @property
     def database(self) -> Ledger:
@@ -76,9 +108,9 @@ class Storage:
         Raises:
             Stopped: it is closed.
         """
-        if self._database is None:
+        if self._used is None:
             raise Stopped("the outbox is closed")
-        return self._database
+        return self._used.database
 
     def open(self) -> None:
         """Hold the folder and open the file, or start in memory with what can be read of it.
@@ -86,16 +118,16 @@ class Storage:
         Raises:
             StateError: another process holds the folder, or a newer version wrote the file.
         """
-        deadline = time.monotonic() + HELD_SECONDS
+        deadline = time.monotonic() + IN_USE_SECONDS
         while True:
             try:
                 return self._use_file()
             except (OSError, *ERRORS) as error:
                 # In memory, it would not be known how often a change was seen before, and which run was the last.
-                is_held = sys.platform == "win32" and self._folder.is_held_open()
-                if not is_held or time.monotonic() > deadline:
+                is_in_use = sys.platform == "win32" and self._folder.is_in_use()
+                if not is_in_use or time.monotonic() > deadline:
                     return self._open_memory(error)
-            time.sleep(HELD_PAUSE_SECONDS)
+            time.sleep(IN_USE_PAUSE_SECONDS)
 
     def run(self, work: Callable[[Ledger], T], *, synced: bool | None = None) -> T:
         """Run `work` on the current database; where the file fails, again on the memory that takes its place.
@@ -120,16 +152,17 @@ class Storage:
 
     def note_done(self, sink: str, seqs: Iterable[int]) -> None:
         """Note what a sink has had, so that the file learns it later."""
-        self._done.update((sink, seq) for seq in seqs if self.has_stored(seq))
+        if memory := self._memory:
+            memory.done.update((sink, seq) for seq in seqs if seq <= memory.own_after)
 
     def note_published(self, losses: Iterable[Loss]) -> None:
         """Note losses that an event reports, so that the file learns it later."""
-        if self.error is not None:
-            self._published += losses
+        if memory := self._memory:
+            memory.published += losses
 
     def has_stored(self, seq: int) -> bool:
         """Return whether the process is in memory, and the file has an event as well."""
-        return self.error is not None and seq <= self._own_after
+        return self._memory is not None and seq <= self._memory.own_after
 
     def note_numbers(self) -> None:
         """Write down the last number given, and the last that the next start must find in the file.
@@ -144,40 +177,54 @@ class Storage:
             needed = max(self.file_seq, *self.database.execute("last-waiting").fetchone())
         self._folder.write_numbers(self.last_seq, needed)
 
+    def keep_state(self) -> None:
+        """Write down what is remembered for ever, where only memory has it: a kill must not lose it."""
+        if memory := self._memory:
+            self._folder.keep(memory.database.state())
+
+    def size_bytes(self) -> int:
+        """Return how large the file is with its log, or what memory has."""
+        if self._memory:
+            return self.run(Ledger.used_bytes)
+        return self._folder.database.stat().st_size + log_bytes(self._folder.database)
+
     def recover(self) -> bool:
         """Use the file again where it failed or was removed; return whether what it has may have changed."""
-        if self.error is None and not self._is_gone():
-            before, self._version = self._version, self.run(Ledger.version)
-            return self.error is None and self._version != before
-        if self.error is None:
-            self._use_memory(FileNotFoundError("the state folder was removed while in use"), self._database)
+        if self._used is None:
+            return False
+        if isinstance(file := self._used, _File):
+            if not self._is_gone(file):
+                before, file.version = file.version, self.run(Ledger.version)
+                return self._used is file and file.version != before
+            self._use_memory(FileNotFoundError("the state folder was removed while in use"), file.database)
         try:
             self._use_file()
         except (OSError, StateError, *ERRORS) as error:
-            self._note(error)
+            if memory := self._memory:
+                memory.error = self._note(error)
             self.note_numbers()  # the folder may be another one
         return self.error is None
 
     def replace(self) -> Path:
         """Move another VM's file away as soon as the disk allows it, and start anew; return where the file is."""
         self.close()
-        self._why_aside, self.last_seq, self._is_unread = OTHER_VM_FILE, 0, False
+        self._why_aside, self.last_seq = OTHER_VM_FILE, 0
         self._folder.forget()
         self.open()
         return self._folder.moved_to
 
     def close(self) -> None:
         """Close the database."""
-        if self._database:
-            self._database.close()
-            self._database = None
+        if self._used:
+            self._used.database.close()
+            self._used = None
 
     # The file
 
     def _use_file(self) -> None:
         """Open the file, or a new one instead of one that is moved aside, and bring into it what it lacks."""
         self._folder.acquire()
-        is_emptied = self._database is None and self._folder.is_emptied()
+        is_emptied = self._used is None and self._folder.is_emptied()
         for _ in range(2):
             if self._why_aside:
                 self._folder.move_aside(self._why_aside)
@@ -185,7 +232,7 @@ class Storage:
             try:
                 with ExitStack() as stack:
                     file = stack.enter_context(closing(Ledger(self._folder.database)))
-                    if self._is_unread and self._is_other_vms(file):
+                    if self._memory and self._memory.is_unread and self._is_other_vms(file):
                         self._give_up_unread(file)
                         continue
                     with file.transaction():
@@ -200,16 +247,14 @@ class Storage:
         raise failure
 
     def _begin_file(self, file: Ledger) -> None:
+        was = self.error
         self.close()
-        self._database, self._version = file, file.version()
-        self._inode = self._folder.database.stat().st_ino
+        inode = self._folder.database.stat().st_ino
+        self._used = _File(database=file, inode=inode, version=file.version())
         self._folder.note_salvaged()
-        self._is_unread = False
-        self._done.clear()
-        self._published.clear()
-        if self.error is not None:
-            log.warning("the state store works again", extra={"was": self.error})
-            self.error = None
+        self._folder.keep({})
+        if was is not None:
+            log.warning("the state store works again", extra={"was": was})
         self.note_numbers()
 
     def _is_other_vms(self, file: Ledger) -> bool:
@@ -236,30 +281,37 @@ class Storage:
             log.error(text, extra={"kept_as": str(path)})
             salvage(path, file, self._wanted_by)
         given, needed = self._folder.read_numbers()
-        found = file.last_seq()
-        if memory := self._database:
+        found, kept = file.last_seq(), {} if self._used else self._folder.read_kept()
+        file.save_state(kept)
+        if memory := self._memory:
             needed = self.file_seq
-            file.execute("delete-waiting-after", self._own_after)
-            for row in self._done:
+            file.execute("delete-waiting-after", memory.own_after)
+            for row in memory.done:
                 file.execute("delete-waiting", *row)
-            file.forget_losses(self._published)
-            if self._is_unread:
+            file.forget_losses(memory.published)
+            if memory.is_unread:
                 before = file.record(STATE, UNREAD_WATCH) or file.record(STATE, WATCH)
                 file.save_record(STATE, UNREAD_WATCH, before, at=0.0)
-            copy_back(memory, file, after=min(found, self._own_after))
+            copy_back(memory.database, file, after=min(found, memory.own_after))
         self.last_seq = max(self.last_seq, found, given)
         if self.last_seq > found:
             file.note_seq(self.last_seq)
-        if damaged or is_emptied or found < needed:
-            self._note_missing(file, found, needed, is_damaged=bool(damaged))
+        if damaged:
+            self._note_loss(file, DAMAGE)
+        elif is_emptied or found < needed:
+            self._note_missing(file, found, needed, is_kept=bool(kept))
 
-    def _note_missing(self, database: Ledger, found: int, needed: int, *, is_damaged: bool) -> None:
-        """Note a loss: a database was damaged, is empty, or is behind the last number that it must have."""
-        log.error(
-            "the state store was damaged or empty, or older than what was published; the document is published again",
-            extra={"last_number": found, "expected": needed},
-        )
-        reason = DAMAGE if is_damaged or found else STATE_FOLDER_GONE
+    def _note_missing(self, database: Ledger, found: int, needed: int, *, is_kept: bool) -> None:
+        """Note a loss: a database is empty, or behind the last number that it must have.
+
+        `is_kept`: a process ended while only its memory had these events.
+        """
+        reason = NOT_WRITTEN if is_kept else DAMAGE if found else STATE_FOLDER_GONE
+        self._note_loss(database, reason, last_number=found, expected=needed)
+
+    def _note_loss(self, database: Ledger, reason: str, **numbers: int) -> None:
+        text = "events of the state store are lost; what is current is published again: %s"
+        log.error(text, reason, extra=numbers)
         database.note_losses([Loss(reason=reason, count=None)])
 
     def _is_damage(self, error: Exception) -> bool:
@@ -267,10 +319,10 @@ class Storage:
         is_refused = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
         return is_damage(error) or (is_refused and self._folder.is_of_newer_format())
 
-    def _is_gone(self) -> bool:
+    def _is_gone(self, file: _File) -> bool:
         """Return whether the open file is no longer what others find under its name."""
         try:
-            return self._folder.database.stat().st_ino != self._inode
+            return self._folder.database.stat().st_ino != file.inode
         except (FileNotFoundError, NotADirectoryError):
             return True
 
@@ -279,7 +331,7 @@ class Storage:
     def _leave_file(self, error: Exception) -> None:
         """Go on in memory after a failure, or end with a damaged file moved aside."""
         if not self._is_damage(error):
-            self._use_memory(error, self._database)
+            self._use_memory(error, self.database)
             return
         self.close()
         self._why_aside = DAMAGED_FILE
@@ -295,39 +347,40 @@ class Storage:
     def _open_memory(self, error: Exception) -> None:
         """Start in memory, with what can be read of the file."""
         given, needed = self._folder.read_numbers()
+        kept, source = self._folder.read_kept(), None
         self.file_seq = needed
         try:
             if self._why_aside:
                 raise error
             source = Ledger(self._folder.database, mode="read")
             self.file_seq = source.last_seq()
+            self.last_seq = max(self.file_seq, given)
         except (OSError, StateError, *ERRORS) as why:
             log.debug("the state store cannot be read either: %s", why)
             # It is unknown which numbers earlier processes gave; time gives some that they did not.
             self.last_seq = max(given, time.time_ns() // 1000)
-            self._is_unread = True
-            self._use_memory(error, None)
-        else:
-            self.last_seq = max(self.file_seq, given)
-            memory = self._use_memory(error, source)
-            self._is_unread = memory.record(STATE, WATCH) is None
-            source.close()
-            if self.file_seq < needed:
-                self._note_missing(memory, self.file_seq, needed, is_damaged=False)
-
-    def _use_memory(self, error: Exception, source: Ledger | None) -> Ledger:
-        self._note(error)
-        memory = Ledger()
+        memory = self._use_memory(error, source)
+        memory.database.save_state(kept)
+        memory.is_unread = memory.database.record(STATE, WATCH) is None
         if source:
-            with memory.transaction(), suppress(*ERRORS):
-                fill_memory(memory, source, max_bytes=COPY_BYTES)
+            source.close()
+        if self.file_seq < needed:
+            self._note_missing(memory.database, self.file_seq, needed, is_kept=bool(kept))
+
+    def _use_memory(self, error: Exception, source: Ledger | None) -> _Memory:
+        memory = _Memory(database=Ledger(), error=self._note(error), own_after=self.last_seq)
+        if source:
+            with memory.database.transaction(), suppress(*ERRORS):
+                fill_memory(memory.database, source, max_bytes=COPY_BYTES)
         self.close()
-        self._database, self._own_after = memory, self.last_seq
+        self._used = memory
         return memory
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: Exception) -> str:
+        """Count a failure of the file, and log the first; return what is wrong."""
         self.errors += 1
-        before, self.error = self.error, f"{self._folder.path}: {error}"
-        if before is None:
+        failure = f"{self._folder.path}: {error}"
+        if self._memory is None:
             text = "the state store is unavailable; events are buffered in memory and would be lost with this process"
-            log.error(text, extra={"error": self.error})
+            log.error(text, extra={"error": failure})
+        return failure

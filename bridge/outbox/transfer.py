@@ -18,7 +18,7 @@ from bridge.outbox.rows import (
     stored_event,
     stored_record,
 )
-from bridge.outbox.sqlite import ERRORS, Damaged
+from bridge.outbox.sqlite import ERRORS, VERSION, Damaged
 
 WantedBy = Callable[[StoredEvent], Iterable[str]]
 
@@ -28,7 +28,7 @@ def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
     for row in memory.execute("events-after", after):
         file.save_event(stored_event(row))
     for row in memory.execute("all-waiting", after):
-        file.execute("save-waiting", *row)
+        file.copy_waiting(*row)
     for values, retry in map(stored_dead_letter, memory.rows("dead_letter")):
         file.save_dead_letter(*values, retry=retry)
     for kind, key, value, at in map(stored_record, memory.rows("record")):
@@ -58,8 +58,12 @@ def fill_memory(memory: Ledger, source: Ledger, *, max_bytes: int) -> None:
         if left < 0:
             break
         memory.save_event(event)
-        for (sink,) in source.execute("sinks-waiting-for", event.seq):
-            memory.execute("save-waiting", sink, event.seq)
+        if source.format < VERSION:
+            sinks = [sink for (sink,) in source.execute("sinks-waiting-for", event.seq)]
+            memory.save_waiting(event, dict.fromkeys(sinks))
+        else:
+            for row in source.execute("waiting-for", event.seq):
+                memory.copy_waiting(*row)
 
 
 def salvage(path: Path, file: Ledger, wanted_by: WantedBy) -> None:
@@ -76,18 +80,17 @@ def salvage(path: Path, file: Ledger, wanted_by: WantedBy) -> None:
         return  # nothing of it can be read
     with closing(damaged):
         faults: list[Exception] = []
-        for sink, seq in _rows(damaged, "waiting", faults):
-            file.execute("save-waiting", str(sink), seq)
-        are_complete = not faults
+        waiting: dict[int, set[str]] = {}
+        for sink, seq, *_ in _rows(damaged, "waiting", faults):
+            waiting.setdefault(seq, set()).add(str(sink))
         for event in _readable(damaged, "event", stored_event):
             file.save_event(event)
-            for sink in () if are_complete else wanted_by(event):
-                file.execute("save-waiting", sink, event.seq)
+            sinks = waiting.get(event.seq, set()) | {*(wanted_by(event) if faults else ())}
+            file.save_waiting(event, dict.fromkeys(sorted(sinks)))
         for values, retry in _readable(damaged, "dead_letter", stored_dead_letter):
             file.save_dead_letter(*values, retry=retry)
         for kind, key, value, at in _readable(damaged, "record", stored_record):
             file.save_record(kind, key, value, at=at)
-    file.execute("delete-waiting-without-event")
 
 
 def _rows(database: Ledger, table: str, faults: list[Exception]) -> Iterator[Any]:

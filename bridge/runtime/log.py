@@ -63,8 +63,9 @@ def set_up(*, level: str, style: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # It would log URLs, and each failure that imds-bridge logs itself.
+    # They would log URLs, and each failure that imds-bridge logs itself.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
+    handler.addFilter(lambda record: record.name != "apprise")
 
 
 def flush() -> None:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from bridge import __version__
-from bridge.outbox.rows import DAMAGE, LOST, STATE, STATE_FOLDER_GONE, WATCH
+from bridge.outbox.rows import LOST, STATE, UNKNOWN_LOSSES
 from bridge.runtime.json import Json
 from bridge.service.identity import VmIdentity
 
@@ -47,20 +47,24 @@ class BridgeEvents:
         self._unlisted += ids
         return {(STATE, UNLISTED): [*self._unlisted]}
 
-    def emit_losses(self) -> bool:
-        """Publish losses of events; return whether what IMDS shows now must be published again: records were lost."""
+    def emit_losses(self, begin_again: Callable[[], Mapping[tuple[str, str], Json]] = dict) -> None:
+        """Publish losses of events.
+
+        Args:
+            begin_again: is called if it is unknown which events are lost: what is current must be published again;
+                returns the records to commit for that.
+        """
         now = self._clock.monotonic()
         if now < self._losses_at:
-            return False
+            return
         losses = self._outbox.losses()
         self._losses_at = now + (LOSSES_EVERY_SECONDS if losses else LOSSES_LOOK_SECONDS)
         if not losses:
-            return False
-        must_repeat = any(loss.reason in (DAMAGE, STATE_FOLDER_GONE) for loss in losses)
-        records = {(STATE, WATCH): "", (STATE, LOST): True} if must_repeat else {}
+            return
+        are_unknown = any(loss.reason in UNKNOWN_LOSSES for loss in losses)
+        records = {**begin_again(), (STATE, LOST): True} if are_unknown else {}
         events = [self._identity.reporter().loss(**vars(loss)) for loss in losses]
         self._outbox.commit(events, records=records, published=losses)
-        return must_repeat
 
     def emit_stopping(self) -> None:
         """Publish the last heartbeat of a process that is stopped."""

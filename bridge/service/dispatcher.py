@@ -1,6 +1,6 @@
 """Deliver from the outbox to one sink: in order for each subject, until accepted, independent of other sinks.
 
-`Dispatcher` sends what `Schedule` chooses, and `SinkHealth` notes what became of it.
+`Dispatcher` sends what `Course` chooses, and `SinkHealth` notes what became of it.
 """
 
 from __future__ import annotations
@@ -9,34 +9,28 @@ import logging
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Literal
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.events.model import StoredEvent
+from bridge.events.urgency import Now, not_before
 from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox
+from bridge.outbox.queue import Head, Taken, Turn
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
-from bridge.service.schedule import (
-    NOTHING_WAITS,
-    NOTICES,
-    URGENT_AGE_SECONDS,
-    URGENT_TYPES,
-    Failure,
-    Holding,
-    Pace,
-    Schedule,
-    not_before,
-)
+from bridge.service.holding import HELD_EVENTS, Holding
+from bridge.service.schedule import NOTHING_WAITS, PAGE_EVENTS, Course, Failure, Pace
 from bridge.sinks.base import Sink
 
 log = logging.getLogger(__name__)
 
-LOOKED_AT = 200  # of what waits, the newest are enough to find a notice that is still urgent
 NOTICE_WAIT_SECONDS = 5.0  # the status shows one that has waited longer
 IDLE_SECONDS = 10.0  # new events end the wait
+EXPIRY_SECONDS = 60.0  # an operator may move what is older to a sink
+GONE_SECONDS = 0.1
 RELOAD_SECONDS = 0.5  # between two times that secrets are read, or a token is requested, again
 _LOG = {"retrying": log.warning, "misconfigured": log.error, "gone": log.error}
 _ADVICE = {
@@ -47,8 +41,6 @@ _ADVICE = {
     ),
     "gone": "the receiver wants no more events (410 Gone); stopped until this process is restarted",
 }
-# Which events were sent is not remembered over a restart: sending one twice is better than dropping it unseen.
-_SENT_EARLIER = " (the receiver may have it, if an earlier run of this process sent it)"
 SinkState = Literal["ok", "rejecting", "retrying", "misconfigured", "gone"]
 _STATES: dict[type[DeliveryError], SinkState] = {Gone: "gone", Misconfigured: "misconfigured"}
 
@@ -74,17 +66,19 @@ class Dispatcher:
     dead_lettered: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        is_digest = self.holding is not None and self.holding.is_digest
+        batch = HELD_EVENTS if is_digest else min(self.sink.max_batch, PAGE_EVENTS)
+        pause_until = -math.inf if is_digest else math.inf
+        self._course = Course(max_batch=batch, batch=batch, is_digest=is_digest, pause_until=pause_until)
+        self._queue = self.outbox.queue(self.name)
         self._interval_seconds = 1 / self.max_per_second if self.max_per_second else 0.0
-        self._send_at = -math.inf
-        self._schedule = Schedule(self.name, self.outbox, max_batch=self.sink.max_batch, holding=self.holding)
+        self._send_at = -math.inf  # as all times, in steady seconds
         self._health = SinkHealth(self.name, self.clock)
         self._seen = 0  # the outbox's `changes` when it was last read
         self._retry_at = NOTHING_WAITS
-        self._asked = (-1, 0)  # when it was last asked whether a young notice or receipt waits
-        self._has_urgent = False
-        self._must_reload, self._reload_at = False, -math.inf
-        # The numbers of events that the receiver may have, although a try of this run failed.
-        self._uncertain: set[int] = set()
+        self._expires_at = -math.inf  # when to look next whether something is too old
+        self._held_until = -math.inf  # when what is held is or was to be sent
+        self._reload_at = math.inf  # infinite: need not
         self._draining = Stop()
         self._stop_when_drained = False
 
@@ -113,19 +107,18 @@ class Dispatcher:
 
     def status(self) -> dict[str, Any]:
         """Return how the sink is, for the status file."""
-        failed = [failure for one in list(self._schedule.failed.values()) if (failure := one.failure)]
-        failures = self._schedule.failures or max((failure.count for failure in failed), default=0)
+        failures = self._course.failures or self._queue.failures()
         backlog, since = self.outbox.backlog(self.name)
         # What is held, or what a program is busy with, does not wait.
-        now, due_at = self.clock.steady(), self._schedule.due_at
-        waits_from = now if self.sink.is_at_work else max(since or now, due_at)
+        now, held_until = self.clock.steady(), self._held_until
+        waits_from = now if self.sink.is_at_work else max(since or now, held_until)
         waits_seconds = since and max(0.0, round(now - waits_from, 1))
-        retry_at = self.clock.wall() - self.clock.monotonic() + (self._retry_at if failures else math.inf)
+        retry_at = self.clock.wall() - now + (self._retry_at if failures else math.inf)
         return {
             "state": self._health.state(is_failing=failures > 0),
             "backlog": backlog,
             "oldest_waits_seconds": waits_seconds,
-            "is_held": now < due_at < math.inf,
+            "is_held": now < held_until < math.inf,
             "notice_until": self._notice_until() if (waits_seconds or 0) > NOTICE_WAIT_SECONDS else None,
             "failures": failures,
             "next_retry_at": iso_utc(datetime.fromtimestamp(retry_at, UTC)) if retry_at < math.inf else None,
@@ -133,50 +126,86 @@ class Dispatcher:
         }
 
     def _notice_until(self) -> str | None:
-        """Return the earliest NotBefore of the notices that have waited for longer than NOTICE_WAIT_SECONDS.
+        """Return the NotBefore of the most urgent notice that has waited for longer than NOTICE_WAIT_SECONDS.
 
         One without a NotBefore, as of a started event, is due since it was published.
         """
-        before = self.clock.steady() - NOTICE_WAIT_SECONDS
-        found = self.outbox.newest_waiting(self.name, LOOKED_AT, before=before, pattern=NOTICES)
-        return min((iso_utc(not_before(event)) for event in found), default=None)
+        now = self.outbox.now()
+        event = self._queue.notice(now, now.steady - NOTICE_WAIT_SECONDS)
+        return iso_utc(not_before(event)) if event else None
 
     def step(self) -> float | None:
         """Do what is due; return how long to wait: None for not at all, NOTHING_WAITS if there is nothing to do."""
         self._seen = self.outbox.changes
-        self._schedule.read()
-        if self._dead_letter_expired():
+        now = self.outbox.now()
+        if self._dead_letter_expired(now):
             return None
-        pace, now = self._pace(), self.clock.monotonic()
-        self._retry_at, events = self._schedule.next_events(pace, now)
-        if not events or self._send_at > now:  # nothing is due, or the rate limit allows no request yet
-            wait_seconds = (self._send_at if events else self._retry_at) - now
-            hold = self._schedule.hold
-            why = {"failed": len(self._schedule.failed), "whole_sink": str(hold.error) if hold else None}
+        self._retry_at, heads = self._choose(now)
+        if not heads or self._send_at > now.steady:  # nothing is due, or the rate limit allows no request yet
+            wait_seconds = (self._send_at if heads else self._retry_at) - now.steady
+            failure = self._course.blocked_by
+            why = {"whole_sink": str(failure.error) if failure else None}
             log.debug("sink %s: waits up to %.2f s", self.name, wait_seconds, extra=why)
             return wait_seconds
-        self._deliver(events)
+        taken = self._queue.take(heads, self._course.limit, is_noted=self.sink.knows_duplicates)
+        if not taken.events:  # the outbox reached its size limit
+            return GONE_SECONDS
+        self._deliver(taken)
         return None
 
-    def _deliver(self, events: list[StoredEvent]) -> None:
+    def _choose(self, now: Now) -> tuple[float, Sequence[Head]]:
+        """Return the heads to send now, or when to ask again."""
+        pace = self._pace(is_failing=self._course.blocked_by is not None)
+        if (blocked_until := self._course.blocked_until(pace)) > now.steady:
+            return blocked_until, []
+        at, heads = self._course.choose(self._turn(now, pace), now.steady)
+        if not heads:
+            self._course = self._course.idle(is_empty=at == NOTHING_WAITS)
+        return at, heads
+
+    def _turn(self, now: Now, pace: Pace) -> Turn:
+        """Return whose turn it is, and release what is held once something is sent or must not be held."""
+        course, queue = self._course, self._queue
+        kinds = course.kinds(now.steady, is_draining=pace.is_draining)
+        turn = queue.turn(now, course.limit, **kinds)
+        if not self.holding:
+            return turn
+        held_until = min(turn.due_at, course.pause_until)
+        must_be_sent = pace.is_draining or not course.is_calm or self.outbox.storage_error is not None
+        backlog = self.outbox.backlogs()[self.name]
+        is_due = must_be_sent or backlog >= HELD_EVENTS or held_until <= now.steady
+        if not (turn.fresh or turn.again or is_due):
+            self._held_until = held_until
+            return turn._replace(due_at=held_until if backlog else NOTHING_WAITS)
+        self._held_until = min(self._held_until, now.steady)
+        return queue.turn(now, course.limit, **kinds) if queue.release() else turn
+
+    def _deliver(self, taken: Taken) -> None:
         """Send events and note what became of them."""
-        now = self.clock.monotonic()
-        if self._must_reload and now >= self._reload_at:
+        now = self.clock.steady()
+        if now >= self._reload_at:
             self.sink.reload()
-            self._must_reload, self._reload_at = False, now + RELOAD_SECONDS
+            self._reload_at = math.inf
         self._send_at = now + self._interval_seconds
+        events = taken.events
+        why = {"events": [event.id for event in events]}
+        log.debug("sink %s: sends the most urgent of what is due", self.name, extra=why)
         try:
             self.sink.send(events)
         except DeliveryError as error:
             self._note_delivery(events[: error.delivered])
-            self._note_error(error, events[error.delivered :])
+            self._note_error(error, taken._replace(events=events[error.delivered :]), now)
         else:
             self._note_delivery(events)
 
-    def _dead_letter_expired(self) -> bool:
+    def _dead_letter_expired(self, now: Now) -> bool:
         """Dead-letter the oldest event if it is too old; return whether it was."""
-        event = self._schedule.oldest()
-        if event is None or event.stored_at >= self.clock.steady() - self.max_age_seconds:
+        if now.steady < self._expires_at:
+            return False
+        event = self._queue.oldest()
+        expires_at = event.stored_at + self.max_age_seconds if event else math.inf
+        if event is None or expires_at >= now.steady:
+            self._expires_at = min(expires_at, now.steady + EXPIRY_SECONDS)
             return False
         self.count("expired")
         error = self._health.last["last_error"]
@@ -185,7 +214,7 @@ class Dispatcher:
         return True
 
     def _dead_letter(self, event: StoredEvent, reason: str, detail: str) -> None:
-        self._acknowledge([event], dead=(reason, detail))
+        self.outbox.acknowledge(self.name, [event], dead=(reason, detail))
         self.dead_lettered += 1
         text = "sink %s: an event is dead-lettered as %s: %s"
         log.error(text, self.name, reason, detail, extra={"event": event.id})
@@ -197,57 +226,77 @@ class Dispatcher:
         now = self.clock.steady()
         for event in events:
             self.count("delivered", max(0.0, now - event.stored_at))
-        self._acknowledge(events)
-        self._note_answer(events)
+        self.outbox.acknowledge(self.name, events)
+        self._note_answer()
+        if self.holding:
+            course = self._course
+            pause_until = now + self.holding.pause_seconds(events[0].stored_at, course.accepted_at)
+            self._course = replace(course, accepted_at=now, pause_until=pause_until)
         self._health.note_success()
 
-    def _acknowledge(self, events: Sequence[StoredEvent], **how: Any) -> None:
-        self._schedule.acknowledge(events, **how)
-        self._uncertain -= {event.seq for event in events}
+    def _note_answer(self) -> None:
+        """Note that the receiver takes events; what failed while it did not is due."""
+        if self._course.failures:
+            self._health.note_recovery(self._course.failures)
+        if not self._course.is_calm:
+            self._queue.forgive()
+        self._course = self._course.accepted()
 
-    def _note_answer(self, delivered: Sequence[StoredEvent] = ()) -> None:
-        if self._schedule.failures:
-            self._health.note_recovery(self._schedule.failures)
-        self._schedule.note_accepted(delivered)
-
-    def _note_error(self, error: DeliveryError, events: Sequence[StoredEvent]) -> None:
+    def _note_error(self, error: DeliveryError, taken: Taken, began_at: float) -> None:
+        events = taken.events
+        if self.sink.knows_duplicates:
+            clear = [event.seq for event in events[error.uncertain :] if event.seq not in taken.sent]
+            self._queue.note_unsent(clear)
         if not isinstance(error, Rejected):
             self.count("failed")
-            self._note_failure(error, events)
-        elif error.status == HTTPStatus.CONFLICT and events[0].seq in self._uncertain:
+            self._note_failure(error, taken, began_at)
+        elif error.status == HTTPStatus.CONFLICT and events[0].seq in taken.sent:
             self._note_delivery(events[:1])
-        elif self.holding and self.holding.is_digest and len(events) > 1:
+        elif self._course.is_digest and len(events) > 1:
             self._note_answer()
-            self._schedule.send_alone(events)
-            log.warning("sink %s: a digest is refused, its events are sent one by one: %s", self.name, error)
+            self._course = self._course.split(len(events), parts=2)
+            log.warning("sink %s: a digest is refused, it is sent in parts: %s", self.name, error)
         else:
             self.count("rejected")
             self._note_answer()
             self._health.note_rejection(events[0], error)
-            advice = _SENT_EARLIER if error.status == HTTPStatus.CONFLICT else ""
-            self._dead_letter(events[0], REJECTED, f"{error}{advice}")
+            self._dead_letter(events[0], REJECTED, str(error))
 
-    def _note_failure(self, error: DeliveryError, events: Sequence[StoredEvent]) -> None:
-        self._uncertain |= {event.seq for event in events[: error.uncertain]}
+    def _note_failure(self, error: DeliveryError, taken: Taken, began_at: float) -> None:
         # They would keep the events in memory.
         error.__traceback__ = error.__cause__ = error.__context__ = None
-        self._must_reload = isinstance(error, Misconfigured)
-        share = random.random()  # noqa: S311 - it spreads load
-        failure = Failure(error=error, at=self.clock.monotonic(), share=share)
-        began_at = self._send_at - self._interval_seconds
-        self._schedule.note_failure(failure, events, pace=self._pace(), began_at=began_at)
-        self._health.note_failure(error, self._schedule.failures)
+        now, count = self.outbox.now(), len(taken.events)
+        must_reload = isinstance(error, Misconfigured)
+        self._reload_at = max(now.steady, began_at + RELOAD_SECONDS) if must_reload else math.inf
+        pace, share = self._pace(is_failing=True), random.random()  # noqa: S311 - it spreads load
+        failure = Failure(error=error, began_at=began_at, at=now.steady, share=share)
+        head = None
+        if count == 1 and failure.may_be_caused_by_event:
+            head = self._queue.head(taken.events[0].seq)
+        if head:
+            self._note_failed(head, failure, taken.events[0], pace)
+        is_again = head.has_failed if head else taken.is_again
+        self._course = self._course.failed(failure, count=count, head=head, is_again=is_again, pace=pace)
+        self._health.note_failure(error, self._course.failures)
 
-    def _pace(self) -> Pace:
-        is_failing = bool(self._schedule.hold or self._schedule.failed)
-        asked = self.outbox.changes, int(self.clock.monotonic())
-        if is_failing and asked != self._asked:  # at most once a second: thousands of events may wait
-            since = self.clock.steady() - URGENT_AGE_SECONDS
-            is_urgent = self.outbox.has_waiting(self.name, since=since, types=URGENT_TYPES)
-            self._asked, self._has_urgent = asked, is_urgent
+    def _note_failed(self, head: Head, failure: Failure, event: StoredEvent, pace: Pace) -> None:
+        """Let an event wait for its retry, and what is behind it."""
+        is_cause = self._course.is_cause(head)
+        if is_cause and not head.tries:
+            text = "sink %s: an event keeps failing while others are accepted; it is retried on its own"
+            log.warning(text, self.name, extra={"event": event.id})
+        # It is tried often only if it is urgent itself, and was answered.
+        is_urgent = pace.is_urgent and head.urgency is not None and failure.is_answered
+        retry_at = replace(failure, count=head.tries + 1).retry_at(replace(pace, is_urgent=is_urgent))
+        is_asked = failure.must_wait(pace)
+        self._queue.note_failure(head, due_at=retry_at, is_cause=is_cause, is_asked=is_asked)
+        extra = {"event": event.id, "seconds": retry_at - failure.at}
+        log.debug("sink %s: a failed event waits, and what is behind it", self.name, extra=extra)
+
+    def _pace(self, *, is_failing: bool) -> Pace:
         return Pace(
             limit_seconds=self.sink.retry_limit_seconds,
-            is_urgent=is_failing and self._has_urgent,
+            is_urgent=is_failing and self.outbox.has_young(self.name),
             is_draining=bool(self._draining),
         )
 

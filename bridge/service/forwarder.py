@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import ImdsError
 from bridge.events.builder import GapCause
@@ -20,9 +20,10 @@ from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS, OFF_AFTER_SECON
 from bridge.imds.diff import CONTINUOUS_SECONDS, Change, MissingEvent, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.outbox.rows import OCCURRENCE, STATE, UNREAD_WATCH, WATCH
+from bridge.runtime.json import Json
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import RepeatLimit, iso_utc, parse_iso
-from bridge.service.bridge_events import BridgeEvents
+from bridge.service.bridge_events import LISTED_IDS, BridgeEvents
 from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,8 @@ class Forwarder:
         self._poll_seconds = parts.config.imds.poll_seconds
         self._bridge_events = BridgeEvents(parts.identity)
         self._watch = Watch.load(parts.outbox.record(STATE, WATCH))
-        self._generation = -1  # of the outbox
-        self._ended: set[str] = set()  # events whose end was published from memory
+        # What has ended since the start, until it is known what only an unread state knows; None from then on.
+        self._ended: set[str] | None = set()
         self._body: bytes | None = None
         self._has_polled = False
         self._reachability = Reachability(parts)
@@ -82,12 +83,26 @@ class Forwarder:
     def _poll_and_report(self) -> float | None:
         """Poll, and publish what the process reports about itself; return how long to wait, as `poll` does."""
         report_progress()
-        if self._bridge_events.emit_losses():
-            self._watch, self._body = Watch(), None
+        self._bridge_events.emit_losses(self._begin_again)
         wait_seconds = self.poll()
         self._identity.resolve()
-        self._bridge_events.emit_heartbeat()
+        self._bridge_events.emit_heartbeat(self._open_events)
         return wait_seconds
+
+    def _open_events(self) -> dict[str, Json]:
+        """Return what a heartbeat says of the events that are not over, if they are few enough to be listed."""
+        known = [event.event_id for event in self._watch.known.values()]
+        return {"OpenEventIds": known if len(known) <= LISTED_IDS else None}
+
+    def _begin_again(self) -> dict[tuple[str, str], Json]:
+        """Publish again what IMDS shows, and let end what it does not show any more; return the records for it."""
+        unread = Watch.load(self._parts.outbox.record(STATE, UNREAD_WATCH))
+        missing = {
+            key: MissingEvent(event=event, expires_at=0.0, reason="Restart", boot_id=self._watch.boot_id)
+            for key, event in {**unread.known, **self._watch.known}.items()
+        }
+        self._watch, self._body, self._ended = Watch(), None, set()
+        return {(STATE, WATCH): "", (STATE, UNREAD_WATCH): Watch(missing=missing).dump()}
 
     def poll(self, *, timeout_seconds: float | None = None) -> float | None:
         """Request the document once and process it.
@@ -127,34 +142,39 @@ class Forwarder:
     # A usable answer
 
     def _process(self, body: bytes, *, may_be_off: bool) -> None:
-        generation = self._parts.outbox.generation
-        may_join = generation != self._generation
-        changed = body != self._body or may_join or self._watch.is_due(self._clock.steady())
+        must_join = self._ended is not None and self._parts.outbox.storage_error is None
+        changed = body != self._body or must_join or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
-        gap_seconds = self._reachability.note_answer()
+        gap = self._reachability.note_answer()
+        events, records = [*gap.events], {**gap.records}
         if document:
-            if may_join:
+            if must_join:
                 self._join_unread(document)
-                self._generation = generation
-            self._compare(document, gap_seconds, service_was_off=may_be_off)
+            new, changed_records = self._compare(document, gap.seconds, service_was_off=may_be_off)
+            events += new
+            records |= changed_records
+        if events or records:  # a gap and the change that follows it wait for the disk once
+            self._parts.outbox.commit(events, records=records)
+        self._parts.folder.write_last_good(gap.until)
+        if document:
             self._body = body
 
     def _join_unread(self, document: Document) -> None:
         """Let end what is known only by a state that could not be read when this process, or one before, started."""
         unread = Watch.load(self._parts.outbox.record(STATE, UNREAD_WATCH))
-        if not unread.document:
-            return
         # A first document is published as a whole, also what the state knew of it.
         present = () if self._watch.document else document.events
-        known = {*self._watch.known, *self._ended, *present}
+        known = {*self._watch.known, *(self._ended or ()), *present}
+        self._ended = None
         missing = {
             key: MissingEvent(event=event, expires_at=0.0, reason="Restart", boot_id=unread.boot_id)
             for key, event in unread.known.items()
             if key not in known
         }
-        self._watch = replace(self._watch, missing={**self._watch.missing, **missing})
-        records = {(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): ""}
-        self._parts.outbox.commit([], records=records)
+        if unread.known:
+            self._watch = replace(self._watch, missing={**self._watch.missing, **missing})
+            records = {(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): ""}
+            self._parts.outbox.commit([], records=records)
 
     def _parse(self, body: bytes) -> Document:
         try:
@@ -162,8 +182,10 @@ class Forwarder:
         except ValueError as error:
             raise ImdsError(f"IMDS at {self._parts.imds.base} sent {error}") from error
 
-    def _compare(self, document: Document, gap_seconds: float | None, *, service_was_off: bool) -> None:
-        """Commit what differs from the last document, if anything does."""
+    def _compare(
+        self, document: Document, gap_seconds: float | None, *, service_was_off: bool
+    ) -> tuple[list[CloudEvent], dict[tuple[str, str], Any]]:
+        """Return the events and records to commit for what differs from the last document."""
         before = self._watch
         observation = Observation(
             at=self._clock.steady(),
@@ -174,9 +196,9 @@ class Forwarder:
         )
         watch, changes = compare(before, document, observation)
         if watch == before:
-            return
+            return [], {}
         self._watch = watch
-        if self._parts.outbox.storage_error:
+        if self._ended is not None:
             self._ended |= before.known.keys() - watch.known.keys()
         counted = self._counted(changes, are_repeated=before.document is None)
         is_witness = gap_seconds is not None and self._is_witness(before, document, changes)
@@ -185,8 +207,8 @@ class Forwarder:
         records |= {(OCCURRENCE, change.fingerprint): count + 1 for change, count in counted}
         if is_witness:
             records |= self._bridge_events.list_later([event.id for event in events])
-        self._parts.outbox.commit(events, records=records)
         _log_changes(document, changes)
+        return events, records
 
     def _is_witness(self, before: Watch, document: Document, changes: Sequence[Change]) -> bool:
         """Return whether the VMs that a change names report the document, and this one need not.
@@ -223,11 +245,35 @@ class Forwarder:
         return events
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outage:
+    """A time without a usable answer; once it is published, `since` is when it began, as text or NEVER.
+
+    `failures` counts the requests that failed, of which `last_error` is the last.
+    """
+
+    failures: int = 0
+    last_error: str = ""
+    since: str = ""
+
+
+class Gap(NamedTuple):
+    """The time between two usable answers, and what is to be published of it.
+
+    `seconds` is None if the one before was in another process; `until` is the time of the later one.
+    """
+
+    seconds: float | None
+    until: str
+    events: Sequence[CloudEvent]
+    records: dict[tuple[str, str], Any]
+
+
 class Reachability:
     """When IMDS gave usable answers, over restarts; publishes each gap. For the thread that polls.
 
-    `good_time` is the time of the last usable answer, None if there was none. `failures` counts those in a row, of
-    which `last_error` is the last; `failed_share` is about how many of the last 20 requests failed, 0 to 1.
+    `good_time` is the time of the last usable answer, None if there was none. `outage` lasts from a first failure to
+    the next answer; `failed_share` is about how many of the last 20 requests failed, 0 to 1.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -237,11 +283,15 @@ class Reachability:
         self._began_at = self._clock.monotonic()
         self._good_at: float | None = None  # monotonic, in this process
         self.good_time = parse_iso(self._parts.folder.read_last_good())
-        self._outage_since = self._parts.outbox.record(STATE, OUTAGE) or ""  # of an outage that is published
-        self.failures = 0
+        since = self._parts.outbox.record(STATE, OUTAGE)
+        self.outage = Outage(since=since) if since else None
         self.failed_share = 0.0
-        self.last_error = ""
         self._log_limit = RepeatLimit(self._clock)
+
+    @property
+    def last_error(self) -> str:
+        """Why the last request had no usable answer, "" if it had."""
+        return self.outage.last_error if self.outage else ""
 
     def gap_seconds(self) -> float:
         """Return the time since the last usable answer, infinite if there was none."""
@@ -251,61 +301,55 @@ class Reachability:
 
     def note_waiting(self) -> None:
         """Publish an outage while a request is not answered."""
-        self._publish_outage("IMDS does not answer")
+        self._publish_outage(self.outage or Outage(), "IMDS does not answer")
 
     def note_failure(self, error: ImdsError) -> None:
         """Log a failure, and publish an outage once it is one."""
-        self.failures += 1
+        before = self.outage or Outage()
+        self.outage = replace(before, failures=before.failures + 1, last_error=str(error))
         self.failed_share += (1 - self.failed_share) / SHARE_OF
-        self.last_error = str(error)
         if self._log_limit.is_due():
             log.warning("IMDS gave no usable answer: %s; retrying", error)
-        self._publish_outage(str(error))
+        self._publish_outage(self.outage, str(error))
 
-    def note_answer(self) -> float | None:
-        """Note a usable answer, and publish the gap that it ends.
-
-        Returns:
-            The time since the usable answer before, None if that was in another process.
-        """
+    def note_answer(self) -> Gap:
+        """Note a usable answer; return the gap that it ends, with what is to be published of it."""
         now, at, gap_seconds = self._clock.monotonic(), self._clock.now(), self.gap_seconds()
+        outage, self.outage = self.outage or Outage(), None
         is_first = self._good_at is None
-        if self._outage_since:
-            since, self._outage_since = parse_iso(self._outage_since), ""
-            self._publish(since, "NoAnswer")
+        events: list[CloudEvent] = []
+        if outage.since:
+            events = [self._recovered(parse_iso(outage.since), "NoAnswer")]
         elif self._gap_limit_seconds < gap_seconds < math.inf:
             # A gap that is over: nothing that ran could have noticed its start.
-            cause: GapCause = "Restart" if is_first else "NoAnswer" if self.failures else "NotPolled"
-            reason = _REASONS.get(cause, self.last_error)
-            self._publish(at - timedelta(seconds=gap_seconds), cause, reason=reason)
-        if self.failures:
-            log.info("IMDS answers again", extra={"failures": self.failures})
+            cause: GapCause = "Restart" if is_first else "NoAnswer" if outage.failures else "NotPolled"
+            since, reason = at - timedelta(seconds=gap_seconds), _REASONS.get(cause, outage.last_error)
+            events = [self._unreachable(since, cause, reason), self._recovered(since, cause)]
+        if outage.failures:
+            log.info("IMDS answers again", extra={"failures": outage.failures})
             self._log_limit.reset()
-        self.failures, self.last_error = 0, ""
         self.failed_share -= self.failed_share / SHARE_OF
         self._good_at, self.good_time = now, at
-        self._parts.folder.write_last_good(iso_utc(at))
-        return None if is_first else gap_seconds
+        records = {(STATE, OUTAGE): ""} if events else {}
+        return Gap(None if is_first else gap_seconds, iso_utc(at), events, records)
 
-    def _publish_outage(self, reason: str) -> None:
+    def _publish_outage(self, outage: Outage, reason: str) -> None:
         """Publish that IMDS cannot be reached, once it has lasted long enough, and once for each outage."""
         gap_seconds = self._clock.monotonic() - (self._began_at if self._good_at is None else self._good_at)
-        if self._outage_since or gap_seconds < self._gap_limit_seconds:
+        if outage.since or gap_seconds < self._gap_limit_seconds:
             return
         since = (
             self.good_time if self._good_at is None else self._clock.now() - timedelta(seconds=gap_seconds)
         )
-        self._outage_since = iso_utc(since) if since else NEVER
-        self._publish(since, "NoAnswer", reason=reason)
+        self.outage = replace(outage, since=iso_utc(since) if since else NEVER)
+        event = self._unreachable(since, "NoAnswer", reason)
+        self._parts.outbox.commit([event], records={(STATE, OUTAGE): self.outage.since})
 
-    def _publish(self, since: datetime | None, cause: GapCause, *, reason: str | None = None) -> None:
-        """Publish that a gap has begun, if there is a `reason`, and that it is over, unless an outage lasts."""
-        reporter, events = self._parts.identity.reporter(), []
-        if reason is not None:
-            events += [reporter.unreachable(since=since, reason=reason, cause=cause)]
-        if not self._outage_since:
-            events += [reporter.recovered(since=since, cause=cause)]
-        self._parts.outbox.commit(events, records={(STATE, OUTAGE): self._outage_since})
+    def _unreachable(self, since: datetime | None, cause: GapCause, reason: str) -> CloudEvent:
+        return self._parts.identity.reporter().unreachable(since=since, reason=reason, cause=cause)
+
+    def _recovered(self, since: datetime | None, cause: GapCause) -> CloudEvent:
+        return self._parts.identity.reporter().recovered(since=since, cause=cause)
 
 
 def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:

@@ -4,59 +4,68 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from fnmatch import fnmatchcase
+from typing import Protocol
 
 from bridge.events.model import StoredEvent, is_alarm
+from bridge.events.urgency import NOTICES, not_before
 from bridge.runtime.time import Clock
-from bridge.service.schedule import NOTICES, Holding, not_before
 
+HELD_EVENTS = 500  # at most, and in one digest
 # How soon a second digest follows the first, and how soon what cannot gather is sent.
 FIRST_SECONDS = 30.0
 ALARM_SECONDS = 2.0
+SHORT_SECONDS = 30.0  # a notice of this length cannot gather
 # How long copies are held at most, a sixth of the usual notice: 500 events in a minute fit a namespace (tests/scale).
 HOLD_SECONDS = 150.0
 STARTED = "io.imdsbridge.scheduledevent.started."
 NOTICE_SHARE = 6  # of the notice that is left, at most
 
 
-@dataclass
+class Holding(Protocol):
+    """Decides how long events are held; with `is_digest`, those that wait are then one message."""
+
+    is_digest: bool
+
+    def until(self, event: StoredEvent) -> float | None:
+        """Return until when an event that is stored now is held, in steady seconds, None for not at all."""
+
+    def pause_seconds(self, stored_at: float, sent_at: float) -> float:
+        """Return for how long others are held at most once an event that was stored at `stored_at` was accepted.
+
+        `sent_at` is when something was accepted before. All are steady seconds.
+        """
+
+
+@dataclass(frozen=True)
 class Gathering(Holding):
-    """When the events that wait are sent as one digest; times are in steady seconds.
+    """When the events that wait are sent as one digest.
 
     The first event after `digest_seconds` without a message is sent at once, what follows after FIRST_SECONDS, and
-    then every `digest_seconds`. What cannot wait so long shortens that to ALARM_SECONDS.
+    then every `digest_seconds`. Bad news waits for ALARM_SECONDS, a notice for a share of what is left of it.
     """
 
-    is_digest = True
     digest_seconds: float
     clock: Clock
-    sent_at: float = -math.inf
-    pause_seconds: float = 0.0
+    is_digest = True
 
-    def due_at(self, events: Sequence[StoredEvent]) -> float:
-        """Return when to send events that wait."""
-        due_at = self.sent_at + self.pause_seconds
-        until = due_at - self.clock.steady() + self.clock.wall()
-        alarms = (event.stored_at + ALARM_SECONDS for event in events if cannot_wait(event, until))
-        return min([due_at, *alarms])
+    def until(self, event: StoredEvent) -> float:
+        """Return until when an event is held, unless a pause is over before."""
+        if is_alarm(event.envelope):
+            return event.stored_at + ALARM_SECONDS
+        if event.data.get("EventStatus") == "Scheduled" and event.type.startswith(NOTICES):
+            left_seconds = not_before(event).timestamp() - self.clock.wall()
+            return event.stored_at + max(ALARM_SECONDS, (left_seconds - SHORT_SECONDS) / NOTICE_SHARE)
+        return math.inf
 
-    def note_sent(self, events: Sequence[StoredEvent]) -> None:
-        """Note that the receiver has accepted events."""
-        is_first = events[0].stored_at >= self.sent_at + self.digest_seconds
-        self.sent_at = self.clock.steady()
-        self.pause_seconds = min(self.digest_seconds, FIRST_SECONDS if is_first else math.inf)
-
-
-def cannot_wait(event: StoredEvent, until: float) -> bool:
-    """Return whether an event is bad news, or a notice that starts before `until` (of the wall clock)."""
-    is_notice = event.data.get("EventStatus") == "Scheduled" and fnmatchcase(event.type, NOTICES)
-    return is_alarm(event.envelope) or (is_notice and not_before(event).timestamp() < until)
+    def pause_seconds(self, stored_at: float, sent_at: float) -> float:
+        """Return how long the pause is after a message."""
+        is_first = stored_at >= sent_at + self.digest_seconds
+        return min(self.digest_seconds, FIRST_SECONDS if is_first else math.inf)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Copies(Holding):
     """Holds copies: events that name only other VMs, of which duplicate detection keeps one. A restart sends all.
 
@@ -67,25 +76,17 @@ class Copies(Holding):
     several, and the order stays.
     """
 
-    is_digest = False
     clock: Clock
-    until: float = -math.inf
-    judged_to: int = 0
+    is_digest = False
 
-    def due_at(self, events: Sequence[StoredEvent]) -> float:
-        """Return when to send events that wait: at once unless all of them are copies."""
-        now = self.clock.steady()
-        if not events:
-            self.until = math.inf
-        for event in events:
-            limit = hold_seconds(event, self.clock.now()) if event.seq > self.judged_to else math.inf
-            if now + limit < self.until:
-                self.until = now + limit * random.random()  # noqa: S311 - it spreads load
-        self.judged_to = max([self.judged_to, *(event.seq for event in events)])
-        return self.until
+    def until(self, event: StoredEvent) -> float | None:
+        """Return until when a copy is held."""
+        seconds = hold_seconds(event, self.clock.now())
+        return event.stored_at + seconds * random.random() if seconds else None  # noqa: S311 - it spreads load
 
-    def note_sent(self, events: Sequence[StoredEvent]) -> None:
-        """Nothing changes: what else waits is due, too."""
+    def pause_seconds(self, stored_at: float, sent_at: float) -> float:  # noqa: ARG002 - it has no pause
+        """Return that nothing but its own time ends the hold of a copy."""
+        return math.inf
 
 
 def hold_seconds(event: StoredEvent, now: datetime) -> float:
@@ -93,7 +94,7 @@ def hold_seconds(event: StoredEvent, now: datetime) -> float:
     if event.data.get("AffectsThisVm") is not False:
         return 0.0
     is_unannounced = not (event.type.startswith(STARTED) and event.data.get("PreviousStatus"))
-    if fnmatchcase(event.type, NOTICES) and is_unannounced:
+    if event.type.startswith(NOTICES) and is_unannounced:
         left_seconds = (not_before(event) - now).total_seconds()
         return max(0.0, min(HOLD_SECONDS, left_seconds / NOTICE_SHARE))
     return HOLD_SECONDS

@@ -18,9 +18,8 @@ from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import Clock, read_boot_id
-from bridge.service.holding import Copies, Gathering
+from bridge.service.holding import Copies, Gathering, Holding
 from bridge.service.identity import Role, VmIdentity
-from bridge.service.schedule import Holding
 
 if TYPE_CHECKING:
     from bridge.service.dispatcher import Dispatcher
@@ -96,6 +95,8 @@ class Parts:
         self.filters = {name: filter_of(sink, role) for name, sink in self.settings.items()}
         # A faulty template must end the process before it publishes; other sinks are built after the first poll.
         self._checked = build_sinks({name: one for name, one in self.settings.items() if one.is_chat_format})
+        held = {name: self._holding(sink) for name, sink in self.settings.items()}
+        self._holdings = {name: one for name, one in held.items() if one}
         self.folder = StateFolder(config.state_dir / role)
         self.meter, self.metrics = self._metrics()
         self.outbox = Outbox(
@@ -105,6 +106,7 @@ class Parts:
             max_bytes=int(config.max_outbox_mb * 1024 * 1024),
             retain_seconds=config.retain_seconds,
             count=self.meter.committed,
+            held={name: one.until for name, one in self._holdings.items()},
         )
         self.imds = ImdsClient(config.imds, clock=self.clock, measured=self.meter.polling)
         self.boot_id = read_boot_id()
@@ -154,7 +156,7 @@ class Parts:
                 outbox=self.outbox,
                 clock=self.clock,
                 max_per_second=sink.max_per_second,
-                holding=self._holding(sink),
+                holding=self._holdings.get(name),
                 count=partial(self.meter.sent, name),
             )
             for name, sink in self.settings.items()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge import __version__
 from bridge.errors import BridgeError, Incomplete
+from bridge.outbox.sqlite import kept_log
 from bridge.runtime import log as logs
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.threads import Signals, stalled_threads, start_thread
@@ -132,14 +133,14 @@ class Process:
         for dispatcher in self._dispatchers:
             dispatcher.stop_when_drained()
         self._join(senders, deadline)
-        undelivered = self._undelivered()
+        left = {name: count for name, count in self._outbox.backlogs().items() if count}
         self._write_status(self._status(running=False))
         if self._parts.metrics:
             self._parts.metrics.close()
-        self._outbox.close()
+        is_stored = self._outbox.close()
         log.info("stopped")
         logs.flush()  # whoever prints an error now does not break a line of the log
-        return undelivered
+        return self._undelivered(left, is_stored=is_stored)
 
     def _join(self, threads: list[Thread], deadline: float) -> None:
         while any(thread.is_alive() for thread in threads) and self._clock.monotonic() < deadline:
@@ -148,13 +149,13 @@ class Process:
                 logs.flush()
                 os._exit(1)
 
-    def _undelivered(self) -> list[str]:
-        left = {one.name: count for one in self._dispatchers if (count := self._outbox.backlog(one.name)[0])}
-        if left:
+    def _undelivered(self, left: Mapping[str, int], *, is_stored: bool) -> list[str]:
+        fate = "wait for the next start" if is_stored else "are lost: the state could not be written"
+        if left and is_stored:  # else the outbox has logged it
             log.warning("stopped with events waiting; the next start delivers them", extra={"waiting": left})
         dead = {one.name: one.dead_lettered for one in self._dispatchers if one.dead_lettered}
         return [
-            *(f"sinks.{name}: {count} event(s) wait for the next start" for name, count in left.items()),
+            *(f"sinks.{name}: {count} event(s) {fate}" for name, count in left.items()),
             *(f"sinks.{name}: {count} event(s) dead-lettered" for name, count in dead.items()),
         ]
 
@@ -189,6 +190,7 @@ class Process:
             "running": running,
             "written_at": iso_utc(self._clock.now()),
             "storage_error": self._outbox.storage_error,
+            "kept_log": kept_log(self._parts.folder.database),
             "identity_error": self._parts.identity.last_error or None,
             "left_sinks": self._outbox.left_sinks(),
             **self._flow.status(),

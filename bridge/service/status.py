@@ -40,7 +40,7 @@ def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
     Raises:
         UsageError: there is no status to read; the text says why.
     """
-    holder = folder.holder()
+    holder = folder.owner()
     status = _read(folder, holder)
     try:
         shown = _complete(status, holder, now)
@@ -131,6 +131,8 @@ def _head(status: dict[str, Any]) -> list[str]:
         lines.append(f"BUS   {bus}, {status['waiting_commands']} command(s) waiting{dry}")
     if status.get("storage_error"):
         lines.append(f"STATE STORE UNAVAILABLE, events are buffered in memory: {status['storage_error']}")
+    if status.get("kept_log"):
+        lines.append(f"STATE STORE GROWS: {status['kept_log']}")
     return lines
 
 
@@ -297,7 +299,8 @@ def find_urgent(status: Mapping[str, Any], now: datetime) -> list[str]:
         for one in status.get("out_of_work", ())
         if one["NeedsPerson"]
     ]
-    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *out, *auto]
+    kept_log = filter(None, [status.get("kept_log")])
+    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *out, *auto, *kept_log]
     return [*find_unready(status, now), *more]
 
 

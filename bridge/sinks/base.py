@@ -45,6 +45,9 @@ class Sink(Protocol):
     retry_limit_seconds: float = RETRY_LIMIT_SECONDS
     """The longest wait between two tries."""
 
+    knows_duplicates: bool = False
+    """Whether the receiver can answer 409 to an event that it has."""
+
     is_at_work: bool = False
     """Whether what waits does so for a program that runs within its limit, which is progress and no backlog."""
 

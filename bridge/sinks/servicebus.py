@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from contextlib import suppress
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
@@ -25,9 +26,9 @@ from bridge.azure.servicebus import (
 from bridge.config.base import Secret, read_or_keep
 from bridge.config.bus import ServiceBusSettings
 from bridge.config.values import check_signing_secrets
-from bridge.contract.types import session_id
+from bridge.contract.types import session_id as fill_in
 from bridge.errors import DeliveryError, HungError, Rejected, Unavailable
-from bridge.events.model import StoredEvent
+from bridge.events.model import StoredEvent, order_key
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.http.signing import sign
 from bridge.imds.document import names
@@ -44,6 +45,8 @@ GRACE_SECONDS = 10.0
 CLOSE_SECONDS = 20.0
 # The steps of an event and their receipts follow each other within it; to connect takes up to two seconds.
 REST_SECONDS = 5.0
+# The SDK repeats the ids of the first message for the batch without counting them: three of 128 characters.
+ENVELOPE_BYTES = 1600
 MAX_RESOURCES_BYTES = 30_000  # Service Bus takes 32 KB for a property, and 64 KB for all
 
 
@@ -76,14 +79,15 @@ class ServiceBusSink(Sink):
         self._address = address_of(self._settings)
         self._worker = Worker(f"servicebus-{settings.entity}")
         self._link = _Link(self._settings, self._clock)
+        # 1 once the entity has refused a batch, as one with partitions does: each transfer costs a round trip.
+        self._batch_limit = self.max_batch
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Send the events in as few batches as the link allows, in their order."""
         messages, fault = self._messages(events)
         delivered = 0
         try:
-            for transfer, count in _batches(self._open(), messages) if messages else ():
-                self._send(transfer)
+            for count in self._send_all(messages):
                 delivered += count
         except DeliveryError as error:
             error.delivered = delivered
@@ -91,6 +95,21 @@ class ServiceBusSink(Sink):
         if fault:
             fault.delivered = delivered
             raise fault
+
+    def _send_all(self, messages: Sequence[ServiceBusMessage]) -> Iterator[int]:
+        """Send messages, and yield how many each transfer held."""
+        sender = self._open() if messages else None
+        while sender and messages:
+            transfer, count = _first_batch(sender, messages[: self._batch_limit])
+            try:
+                self._send(transfer)
+            except DeliveryError as error:
+                if count == 1 or "amqp:not-allowed" not in str(error.__cause__):
+                    raise
+                self._batch_limit = 1
+            else:
+                yield count
+                messages = messages[count:]
 
     def rest(self) -> float:
         """Close the connection a few seconds after the last send: a namespace has fewer than a fleet has VMs."""
@@ -119,7 +138,7 @@ class ServiceBusSink(Sink):
         messages, fault = self._messages([event])
         if fault:
             raise fault
-        shown = ("content_type", "message_id", "subject", "correlation_id", "session_id")
+        shown = ("content_type", "message_id", "subject", "correlation_id", "session_id", "partition_key")
         broker: dict[Any, Any] = {"to": self._address, **{name: getattr(messages[0], name) for name in shown}}
         named = {**broker, **(messages[0].application_properties or {})}
         return RequestPreview(
@@ -243,32 +262,15 @@ class _Link:
                 self.credential.close()
 
 
-def _batches(
-    sender: ServiceBusSender, messages: Sequence[ServiceBusMessage]
-) -> Iterator[tuple[_Transfer, int]]:
-    """Split messages into transfers; all messages of a batch have one session."""
-    for _, same_session in groupby(messages, key=lambda message: message.session_id):
-        batch, count = sender.create_message_batch(), 0
-        for message in same_session:
-            fits = _add(batch, message)
-            if not fits and count:
-                yield batch, count
-                batch, count = sender.create_message_batch(), 0
-                fits = _add(batch, message)
-            if fits:
-                count += 1
-            else:
-                yield message, 1  # the broker decides: a single message may be larger than a batch
-        if count:
-            yield batch, count
-
-
-def _add(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> bool:
-    try:
-        batch.add_message(message)
-    except MessageSizeExceededError:
-        return False
-    return True
+def _first_batch(sender: ServiceBusSender, messages: Sequence[ServiceBusMessage]) -> tuple[_Transfer, int]:
+    """Return a batch of the first messages, as many as fit and have one session, and their number."""
+    max_bytes = sender.create_message_batch().max_size_in_bytes - ENVELOPE_BYTES
+    batch = sender.create_message_batch(max_bytes)
+    with suppress(MessageSizeExceededError):
+        for message in takewhile(lambda one: one.session_id == messages[0].session_id, messages):
+            batch.add_message(message)
+    # The broker decides: a single message may be larger than a batch.
+    return (batch, len(batch)) if len(batch) > 1 else (messages[0], 1)
 
 
 def to_message(
@@ -287,13 +289,16 @@ def to_message(
     if "Resources" in event.data:
         properties["Resources"] = _resources(names(event.data["Resources"]))
     correlation = envelope.get("correlationid")
+    session_id = _session_id(event, session) if session else None
     return ServiceBusMessage(
         event.body,
         content_type=CONTENT_TYPE,
         message_id=event.id,
         subject=event.type,
         correlation_id=None if correlation is None else _text(correlation),
-        session_id=_session_id(event, session) if session else None,
+        session_id=session_id,
+        # What has an order comes to one partition, and so do copies of several VMs.
+        partition_key=session_id or fill_in("{key}", key=order_key(envelope)),
         application_properties={**properties, **(signature or {})},
     )
 
@@ -314,14 +319,14 @@ def _session_id(event: StoredEvent, template: str) -> str:
     envelope = event.envelope
     vm = object_of(event.data.get("Vm"))
     subject = str(envelope.get("subject") or event.id)  # a relayed event may have none
-    given = session_id(
+    given = fill_in(
         template,
         event=str(envelope.get("correlationid") or subject),
         vm=str(vm.get("Name") or ""),
         resource_group=resource_group_of(str(vm.get("ResourceId") or "")),
         type=event.type,
     )
-    return given or session_id("{subject}", subject=subject)
+    return given or fill_in("{subject}", subject=subject)
 
 
 def _text(value: Any) -> str:

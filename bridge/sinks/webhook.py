@@ -51,6 +51,8 @@ class _Access:
 class WebhookSink(Sink):
     """A URL that takes events, one in each request unless the format has batches."""
 
+    knows_duplicates = True
+
     def __init__(self, settings: WebhookSettings, *, clock: Clock | None = None) -> None:
         """Prepare to send.
 
@@ -159,6 +161,8 @@ class WebhookSink(Sink):
     def _write(self, events: Sequence[StoredEvent]) -> Encoded:
         """Return the headers and the body for events."""
         headers, body = self._encode(events)
+        if self._settings.content_type:
+            headers["Content-Type"] = self._settings.content_type
         if self._access.signing_secrets:
             headers |= sign(self._access.signing_secrets, _message_id(events), self._clock.now(), body)
         return {"WebHook-Request-Origin": _origin(), **headers, **self._access.headers}, body

@@ -88,7 +88,7 @@ def _read_files(role: str, *, ready: bool) -> str:
 
 def _fault(folder: StateFolder, status: dict[str, Any] | None) -> str:
     """Return why the process is not alive, or an empty text."""
-    if status is None or not status["running"] or folder.holder() is None:
+    if status is None or not status["running"] or folder.owner() is None:
         return f"{folder.path.name} does not run"
     age_seconds = (datetime.now(UTC) - datetime.fromisoformat(status["written_at"])).total_seconds()
     # While the disk cannot be written, events are in memory only: a restart would lose them.

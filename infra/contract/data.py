@@ -317,6 +317,12 @@ class BridgeHeartbeatData(Part):
         ["0c2f4a2e-7a53-5d2b-8f36-52f0f2f3c7aa"],
         default=None,
     )
+    OpenEventIds: list[str] | None = _property(
+        "On Hourly, of a forwarder: the EventId of each event that it knows and that is not over; null if there are "
+        "more than 1,000. What a consumer believes to be open and is not listed has ended.",
+        *([_ID], [], None),
+        default=None,
+    )
     LookedAt: datetime | None = _property(
         "On Hourly, of a listener: when it last received what was on the bus, if only nothing; null if it never did.",
         *(_INSTANT, None),
@@ -479,11 +485,12 @@ class BridgeLossData(Part):
     """Events were lost or dropped before every sink had them; what IMDS shows now is published again if necessary."""
 
     Reason: str = _property(
-        "Damage: the state store was damaged, or events were lost that waited in memory while the disk failed. "
-        "SizeLimit: the outbox reached its size limit. StateFolderGone: the state store was removed or emptied. "
+        "Damage: the state store was damaged, or an older one was found. NotWritten: the disk could not be written, "
+        "and the process ended with what only its memory had. SizeLimit: the outbox reached its size limit; dead "
+        "letters that it deletes count, too. StateFolderGone: the state store was removed or emptied. "
         "OtherVm: the state was that of the VM from which this one was cloned; these events are not published here, "
         "and that VM has them.",
-        *("Damage", "SizeLimit", "StateFolderGone", "OtherVm"),
+        *("Damage", "NotWritten", "SizeLimit", "StateFolderGone", "OtherVm"),
     )
     Count: int | None = _property(
         "The number of lost events, as far as it is known; null if it is unknown.",

@@ -16,8 +16,7 @@ from bridge.config.approvals import RuleSettings
 from bridge.config.base import Secret, Settings
 from bridge.config.bus import BusSettings, ReceiverSettings
 from bridge.config.registry import FORMATS, SINK_KINDS, Table, tables
-from bridge.config.sinks import HttpSettings, IdentitySettings, SinkSettings, WebhookSettings
-from bridge.formats.base import ChatSettings
+from bridge.config.sinks import ChatSettings, HttpSettings, IdentitySettings, SinkSettings, WebhookSettings
 from bridge.formats.digest import DigestSettings
 from infra.packaging.config_schema import FILE, config_schema, config_schema_text
 

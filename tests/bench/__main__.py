@@ -21,6 +21,7 @@ GROUPS = {
     "latency": ("latency.rows", "a change in IMDS to its webhook received, against a bare requests.post"),
     "memory": ("light.memory", "RSS of the real process after 1,000 polls"),
     "start": ("light.start", "start of the real process to its first poll"),
+    "commit": ("commit.rows", "a commit for two sinks, against a bare synced insert"),
     "drain": ("drain.rows", "rate and memory with 1,000 and 100,000 events waiting"),
     "recovery": ("recovery.rows", "receiver or IMDS back to the notice delivered or seen"),
     "commands": (

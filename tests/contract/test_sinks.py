@@ -15,13 +15,14 @@ import pytest
 
 from bridge.config.bus import EventGridSettings, ServiceBusSettings
 from bridge.config.registry import SINK_KINDS, format_class
-from bridge.config.sinks import ExecSettings, StdoutSettings
+from bridge.config.sinks import AppriseSettings, ExecSettings, StdoutSettings
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.runtime.text import redact
 from bridge.sinks import eventgrid as eventgrid_module
 from bridge.sinks import stdout as stdout_module
 from bridge.sinks import webhook as webhook_module
+from bridge.sinks.apprise import AppriseSink
 from bridge.sinks.base import Inconclusive, Sink
 from bridge.sinks.eventgrid import EventGridSink
 from bridge.sinks.exec import ExecSink
@@ -58,6 +59,7 @@ class Case:
         hang: leaves the next delivery without an answer until the returned function is called.
         rotate: lets the receiver take another secret only, and returns what the sink's file should hold now.
         form: what an event is once it has come.
+        read: reads a body.
     """
 
     sink: Sink
@@ -68,10 +70,11 @@ class Case:
     hang: Callable[[], Callable[[], None]] = lambda: pytest.fail("nothing to wait for")
     rotate: Callable[[], str] = lambda: pytest.fail("no secret")
     form: Callable[[StoredEvent], Any] = lambda event: event.envelope
+    read: Callable[[bytes], Any] = json.loads
 
     def received(self) -> list[Any]:
         """Return what came, in order."""
-        came = [json.loads(body) for body in self.bodies()]
+        came = [self.read(body) for body in self.bodies()]
         return [one for value in came for one in (value if isinstance(value, list) else [value])]
 
     def expected(self, events: Sequence[StoredEvent] = EVENTS) -> list[Any]:
@@ -224,6 +227,33 @@ def eventgrid(place: Place, flavor: str) -> Case:
     return over_http(EventGridSink(settings), lab, refusals, rotate=lambda: lab.regenerate_key(1))
 
 
+def apprise(place: Place) -> Case:
+    """Build the case of its plugin for JSON over HTTP."""
+    inbox: Inbox = place("any_inbox")
+    inbox.require_token(SECRET)
+
+    def url(secret: str) -> str:
+        where = inbox.url.replace("http", "json")
+        return f"{where}?+Authorization=Bearer%20{secret}&rto={place.limit_seconds}"
+
+    given = {"kind": "apprise", "url_file": place.write_secret(url(SECRET))}
+    sink = AppriseSink(AppriseSettings.model_validate(given), clock=MovedClock())
+
+    def rotate() -> str:
+        inbox.require_token(NEW_SECRET)
+        return url(NEW_SECRET)
+
+    common = over_http(sink, inbox, {})
+    return replace(
+        common,
+        bodies=lambda: [one.json()["message"].encode() for one in inbox.accepted],
+        failures={name: kind for name, kind in common.failures.items() if name != "302"},
+        rotate=rotate,
+        form=lambda event: sink.preview(event).body.decode(),
+        read=bytes.decode,
+    )
+
+
 def servicebus(place: Place) -> Case:
     bus: ServiceBusLab = place("bus")
     given = {
@@ -292,6 +322,7 @@ ROWS = [
     Row(kind="webhook", build=webhook),
     Row(kind="webhook", variant="batch", build=lambda place: webhook(place, mode="batch")),
     Row(kind="webhook", variant="slack", build=lambda place: webhook(place, format="slack"), rejects=False),
+    Row(kind="apprise", build=apprise, rejects=False),
     Row(kind="servicebus", build=servicebus),
     Row(kind="eventgrid", variant="custom", build=lambda place: eventgrid(place, "custom")),
     Row(kind="eventgrid", variant="namespace", build=lambda place: eventgrid(place, "namespace")),

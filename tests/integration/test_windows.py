@@ -85,7 +85,7 @@ def test_the_configuration_is_looked_for_where_windows_keeps_it_and_output_is_ut
 # --- what differs ---
 
 
-def test_a_status_that_is_held_open_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_that_is_in_use_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = StateFolder(tmp_path)
     folder.write_status({"number": 1})
 

@@ -63,10 +63,15 @@ class Cli:
         return self.config.parent / "state" / role
 
     def fill(self) -> None:
-        """Leave three events that wait for sink other; two are dead letters of sink ops, one waits for it."""
+        """Leave three events that wait for sink other; two are dead letters of sink ops, one failed there twice."""
         outbox = open_outbox(self.state(), sinks={"ops": (Filter(), True), "other": (Filter(), False)})
         for name in ("one", "two", "three"):
             outbox.commit([event(name, type_=OTHER_TYPE)])
         for sent in outbox.pending("ops", 2):
             outbox.acknowledge("ops", [sent], dead=("rejected", f"{sent.id} was refused"))
+        queue = outbox.queue("ops")
+        head = queue.head(3)
+        assert head
+        due_at = outbox.now().steady + 30
+        queue.note_failure(head._replace(tries=1), due_at=due_at, is_cause=False, is_asked=False)
         outbox.close()

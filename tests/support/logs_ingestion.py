@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, Self
@@ -58,6 +59,10 @@ class LogsIngestion:
         rows = json.loads(body)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             return 400
+        received_at = datetime.now(UTC)
+        for row in rows:
+            if datetime.fromisoformat(row["TimeGenerated"]) < received_at - timedelta(days=2):
+                row["TimeGenerated"] = received_at.isoformat()
         self.rows += rows
         return 204
 

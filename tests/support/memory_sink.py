@@ -19,6 +19,8 @@ class MemorySink(Sink):
     `is_digest`, of several events all are accepted or none.
     """
 
+    knows_duplicates = True
+
     def __init__(self, *, max_batch: int = 1) -> None:
         self.max_batch = max_batch
         self.received: list[StoredEvent] = []

@@ -12,8 +12,9 @@ from bridge.events.filters import Filter
 from bridge.outbox import inspect
 from bridge.outbox.state_dir import StateFolder
 from bridge.service.dispatcher import Dispatcher
-from bridge.service.holding import Copies, Gathering
+from bridge.service.holding import Copies, Gathering, Holding
 from bridge.service.schedule import NOTHING_WAITS
+from bridge.sinks.base import Sink
 from tests.support.clock import MovedClock
 from tests.support.memory_sink import MemorySink
 from tests.support.outbox import TYPE, event, open_outbox
@@ -23,7 +24,7 @@ DELIVERY_TRIALS = int(os.environ.get("TEST_DELIVERY_TRIALS", "4"))  # of random 
 
 
 class MovedDelivery:
-    """Delivers to a sink called "a"; `settings` are the dispatcher's, `others` further sinks of the outbox."""
+    """Delivers to `sink`, else to one in memory, as "a"; `settings` are the dispatcher's, `others` further sinks."""
 
     def __init__(
         self,
@@ -33,16 +34,21 @@ class MovedDelivery:
         others: Sequence[str] = (),
         digest_seconds: float = 0.0,
         holds_copies: bool = False,
+        clock: MovedClock | None = None,
+        sink: Sink | None = None,
         **settings: Any,
     ) -> None:
-        self.clock = MovedClock()
+        self.clock = clock or MovedClock()
         self.folder = StateFolder(path)
         self.sink = MemorySink(max_batch=max_batch)
         sinks = dict.fromkeys(["a", *others], (Filter(), True))
-        self.outbox = open_outbox(path, sinks=sinks, clock=self.clock)
-        holding = Gathering(digest_seconds, self.clock) if digest_seconds else None
-        settings = {"holding": Copies(self.clock) if holds_copies else holding, **settings}
-        self.dispatcher = Dispatcher("a", self.sink, outbox=self.outbox, clock=self.clock, **settings)
+        holding: Holding | None = Gathering(digest_seconds, self.clock) if digest_seconds else None
+        holding = Copies(self.clock) if holds_copies else holding
+        held = {"a": holding.until} if holding else {}
+        self.outbox = open_outbox(path, sinks=sinks, clock=self.clock, held=held)
+        settings = {"holding": holding, **settings}
+        target = sink or self.sink
+        self.dispatcher = Dispatcher("a", target, outbox=self.outbox, clock=self.clock, **settings)
         self.thread = threading.Thread(target=self.dispatcher.run, daemon=True)
 
     def commit(self, *names: str, type_: str = TYPE, subject: str = "", **data: Any) -> None:

@@ -52,6 +52,7 @@ def open_outbox(
     clock: Clock | None = None,
     max_bytes: int = 2**30,
     retain_seconds: float = 3600.0,
+    held: Mapping[str, Callable[[StoredEvent], float | None]] | None = None,
 ) -> Outbox:
     """Open the outbox in the folder `path`."""
     return Outbox(
@@ -60,6 +61,7 @@ def open_outbox(
         sinks=sinks,
         max_bytes=max_bytes,
         retain_seconds=retain_seconds,
+        held=held or {},
     )
 
 

@@ -21,6 +21,7 @@ PAGES = [
 CLOUD_INIT = ROOT / "infra" / "systemd" / "cloud-init.yaml"
 # What a page shows in the place of a secret's file.
 SECRETS = {
+    "appriseurl": "mailtos://user:password@example.org?to=ops@example.org",
     "url": "https://example.org/hook",
     "headers": "X-Team: ops",
     "proxy": "http://proxy.contoso.com:3128",
@@ -75,7 +76,7 @@ def with_secrets(given: Any, folder: Path) -> Any:
     if not isinstance(given, dict):
         return given
     return {
-        key: _write_secret(key.removesuffix("_file"), folder)
+        key: _write_secret(given.get("kind", "") + key.removesuffix("_file"), folder)
         if key.endswith("_file")
         else with_secrets(one, folder)
         for key, one in given.items()
@@ -84,7 +85,8 @@ def with_secrets(given: Any, folder: Path) -> Any:
 
 def _write_secret(name: str, folder: Path) -> str:
     file = folder / name
-    file.write_text(SECRETS.get(name, "a-token-of-24-characters"))
+    known = (text for key, text in SECRETS.items() if name.endswith(key))
+    file.write_text(next(known, "a-token-of-24-characters"))
     return str(file)
 
 

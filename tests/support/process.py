@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -290,6 +290,17 @@ def closed_port() -> Iterator[str]:
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
+@contextmanager
+def dead_port() -> Iterator[int]:
+    """Yield a port that answers no connection: its queue of waiting ones is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as held, ExitStack() as stack:
+        for _ in range(3):
+            waiting = stack.enter_context(closing(socket.socket()))
+            waiting.setblocking(False)
+            waiting.connect_ex(held.getsockname())
+        yield int(held.getsockname()[1])
+
+
 Serve = Callable[["RawServer", socket.socket], None]
 
 
@@ -306,9 +317,13 @@ class RawServer:
         self._serve = serve
         self._tls = tls
         self._listener = socket.create_server(address)
-        self.url = f"{'https' if tls else 'http'}://{address[0]}:{self._listener.getsockname()[1]}"
+        self.port = int(self._listener.getsockname()[1])
+        self.url = f"{'https' if tls else 'http'}://{address[0]}:{self.port}"
         self._open: list[socket.socket] = []
         self.connections = 0
+        self.forgotten = (
+            0  # of how many first connections it drops all that comes, as a NAT does; of `forwarding`
+        )
         self.requests: list[str] = []
         self.ended = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()

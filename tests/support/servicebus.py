@@ -107,6 +107,7 @@ class FaultyBus(Bus):
 
     def _intercept(self, stage: str, connection: Connection, path: str, again: Callable[[], None]) -> bool:
         """Apply the faults of this stage."""
+        self.applied[stage] += 1
         if not self.faults:
             return False
         for kind, (stages, refusal) in REFUSALS.items():
@@ -392,7 +393,7 @@ class ServiceBusLab(server.ServiceBusLab):
         self.call(lambda: self._bus.begin(Fault(kind=kind, entity=entity, left=left, skip=after)))
 
     def applied(self, kind: str) -> int:
-        """Return how often faults of a kind have applied, for the kinds that are counted, and stall."""
+        """Return how often faults of a kind have applied, for the kinds that are counted, and stall; or a stage."""
         return self.call(lambda: self._bus.applied[kind])
 
     def clear_faults(self, kind: str | None = None) -> None:

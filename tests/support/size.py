@@ -1,4 +1,8 @@
-"""Print how much there is to read: code lines, which are lines without blanks, comments and docstrings.
+"""Print how much there is to read, and to hold in mind.
+
+Code lines are lines without blanks, comments and docstrings. An attribute is mutable if a method other than
+`__init__` and `__post_init__` assigns or deletes `self.x` or an item of it, or calls a method of it that changes a
+container; or if any code assigns `other.x`.
 
 `python -m tests.support.size [FOLDER]` measures the package in FOLDER; the default is this checkout's.
 """
@@ -18,6 +22,23 @@ from tests.support.paths import ROOT
 
 APART = ("console", "lab")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+INITIAL = ("__init__", "__post_init__")
+CHANGES = {
+    *(
+        "add",
+        "append",
+        "appendleft",
+        "clear",
+        "discard",
+        "extend",
+        "insert",
+        "pop",
+        "popitem",
+        "popleft",
+        "put",
+    ),
+    *("remove", "setdefault", "subtract", "update"),
+}
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 }
@@ -38,11 +59,58 @@ def main() -> None:
         show(package, sum(files), len(files))
     rest = [files for package, files in sizes.items() if package not in APART]
     show("without console and lab", sum(map(sum, rest)), sum(map(len, rest)))
+    show_mutable(bridge, sum(map(sum, rest)))
     median, high = statistics.median(bodies), statistics.quantiles(bodies, n=10)[-1]
     print(f"body of a function: median {median:g}, 90th percentile {high:g} lines")
     for suffix in (".sql", ".html", ".js", ".css"):
         show(suffix, *raw(bridge, suffix), "raw lines")
     show("tests", *raw(bridge.parent / "tests", ".py"), "raw lines")
+
+
+def show_mutable(bridge: Path, lines: int) -> None:
+    """Print how many attributes are mutable, how many that is for 1,000 lines, and the class with the most."""
+    own: dict[str, int] = {}
+    outside: set[tuple[Path, str]] = set()
+    for path in sorted(bridge.rglob("*.py")):
+        if path.relative_to(bridge).parts[0] in APART:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        outside |= {(path, ast.unparse(one)) for one in changed(tree, calls=False) if not is_own(one)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                methods = [one for one in node.body if isinstance(one, FUNCTIONS) and one.name not in INITIAL]
+                own[node.name] = len(
+                    {one.attr for method in methods for one in changed(method) if is_own(one)}
+                )
+    most = max(own, key=lambda name: own[name])
+    count = sum(own.values())
+    share = f"{1000 * count / lines:.1f} for 1,000 lines, at most {own[most]} ({most})"
+    print(f"mutable attributes: {count} of self, {share}; {len(outside)} assigned from outside")
+
+
+def is_own(target: ast.Attribute) -> bool:
+    """Return whether it is an attribute of `self` itself."""
+    return isinstance(target.value, ast.Name) and target.value.id == "self"
+
+
+def changed(tree: ast.AST, *, calls: bool = True) -> Iterator[ast.Attribute]:
+    """Yield the attributes that are assigned, deleted, or with `calls` changed by a method of a container."""
+    for part in ast.walk(tree):
+        match part:
+            case ast.Assign(targets=given) | ast.Delete(targets=given):
+                found = [one for each in given for one in getattr(each, "elts", [each])]
+            case ast.AugAssign(target=one) | ast.AnnAssign(target=one) | ast.NamedExpr(target=one):
+                found = [one]
+            case ast.Call(func=ast.Attribute(value=one, attr=name)) if calls and name in CHANGES:
+                found = [one]
+            case _:
+                found = []
+        for one in found:
+            target = one
+            while isinstance(target, ast.Subscript | ast.Starred):
+                target = target.value
+            if isinstance(target, ast.Attribute):
+                yield target
 
 
 def show(what: str, lines: int, files: int, kind: str = "code lines") -> None:

@@ -6,6 +6,7 @@ import select
 import socket
 import ssl
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -167,16 +168,17 @@ def proxying(*, login: str = "") -> Serve:
 
 
 def forwarding(port: int) -> Serve:
-    """Carry what comes to another port of this machine."""
+    """Carry what comes to another port of this machine, but for connections that `server` has forgotten."""
 
     def serve(server: RawServer, connection: socket.socket) -> None:
+        number = server.connections
         with socket.create_connection(("127.0.0.1", port)) as upstream:
-            _relay(server, connection, upstream)
+            _relay(server, connection, upstream, is_forgotten=lambda: number <= server.forgotten)
 
     return serve
 
 
-def _relay(server: RawServer, *ends: socket.socket) -> None:
+def _relay(server: RawServer, *ends: socket.socket, is_forgotten: Callable[[], bool] = lambda: False) -> None:
     """Carry bytes both ways until one end closes; by one thread, because TLS sockets bear no two."""
     others = dict(zip(ends, reversed(ends), strict=True))
     while not server.ended.is_set():
@@ -184,4 +186,5 @@ def _relay(server: RawServer, *ends: socket.socket) -> None:
         for end in unread or select.select(ends, [], [], 0.05)[0]:
             if not (more := end.recv(65536)):
                 return
-            others[end].sendall(more)
+            if not is_forgotten():
+                others[end].sendall(more)

@@ -2,7 +2,7 @@
 
 It needs python-qpid-proton, which the extra `lab` brings. What it does not have of the service: transactions,
 messages without a lock, scheduled and deferred ones, the state of sessions, rules and entities managed over the wire,
-forwarding, rule actions, TLS, WebSockets, partitions, expiry of tokens.
+forwarding, rule actions, TLS, WebSockets, expiry of tokens. Of partitions it has what they refuse and miss.
 """
 
 from __future__ import annotations

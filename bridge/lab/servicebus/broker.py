@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from bridge.lab.servicebus.config import Namespace, QueueSettings, TopicSettings
 from bridge.lab.servicebus.messages import NOT_ALLOWED, NOT_FOUND, Content, Refused
-from bridge.lab.servicebus.queues import DuplicateWindow, Events, MessageQueue
+from bridge.lab.servicebus.queues import DuplicateWindow, Events, MessageQueue, check_batch
 
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
 
@@ -23,14 +23,16 @@ class Topic:
             for one in settings.subscriptions
         ]
         self._ttl_seconds = settings.properties.default_message_time_to_live.total_seconds()
+        self._properties = settings.properties
         self._duplicates = DuplicateWindow(settings.properties, events.now)
 
-    def check(self, content: Content) -> None:
-        """Accept any message: a subscription that cannot store it dead-letters it."""
+    def check(self, contents: Sequence[Content]) -> None:
+        """Raise Refused for the batch; a message that a subscription cannot store is dead-lettered there."""
+        check_batch(self._properties, contents)
 
     def accept(self, content: Content) -> None:
         """Accept a message that a client sent; drop a duplicate."""
-        if self._duplicates.seen(content.message_id):
+        if self._duplicates.seen(content):
             self.counts["duplicates"] += 1
             return
         self.counts["enqueued"] += 1
@@ -88,8 +90,7 @@ class Broker:
     def send(self, path: str, contents: Sequence[Content]) -> None:
         """Accept all the messages, or none if one of them is refused."""
         target = self.target(path)
-        for content in contents:
-            target.check(content)
+        target.check(contents)
         for content in contents:
             target.accept(content)
 

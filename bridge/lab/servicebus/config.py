@@ -33,6 +33,7 @@ class Properties(_Model):
     requires_duplicate_detection: bool = False
     duplicate_detection_history_time_window: Duration = timedelta(seconds=20)
     requires_session: bool = False
+    enable_partitioning: bool = False  # as ARM calls it; the emulator has none
     forward_to: Literal["", None] = None  # the lab forwards nothing
     forward_dead_lettered_messages_to: Literal["", None] = None
 

@@ -104,6 +104,12 @@ class Content:
         found = self.properties.get("session_id")
         return None if found is None else str(found)
 
+    @property
+    def partition_key(self) -> str | None:
+        """Return what its sender wants to decide the partition, None to leave it to the broker."""
+        key = self.annotations.get(PARTITION_KEY)
+        return self.session_id if key is None else str(key)
+
     @cached_property
     def body(self) -> bytes:
         """Return the joined data sections; for another kind of body, the bytes of its sections."""
@@ -121,10 +127,10 @@ class Content:
         """Raise Refused for what Service Bus refuses, or the lab does not have."""
         if SCHEDULED_TIME in self.annotations:
             raise Refused(NOT_IMPLEMENTED, "The lab has no scheduled messages.")
-        if max(len(self.message_id), len(self.session_id or "")) > MAX_ID_CHARACTERS:
+        ids = (self.message_id, self.session_id or "", self.partition_key or "")
+        if max(map(len, ids)) > MAX_ID_CHARACTERS:
             raise Refused(ARGUMENT, f"An id has more than {MAX_ID_CHARACTERS} characters.")
-        key = self.annotations.get(PARTITION_KEY)
-        if self.session_id is not None and key not in (None, self.session_id):
+        if self.session_id is not None and self.partition_key != self.session_id:
             raise Refused(ARGUMENT, "The PartitionKey differs from the SessionId.")
         texts = [one for one in self.application_properties.values() if isinstance(one, str | memoryview)]
         if any(len(one) > MAX_PROPERTY_BYTES for one in texts):

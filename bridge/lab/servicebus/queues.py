@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,19 +41,35 @@ class Events:
     session_lost: Callable[[object], None] = lambda _: None
 
 
+def check_batch(properties: Properties, contents: Sequence[Content]) -> None:
+    """Raise Refused for a batch that belongs to several partitions.
+
+    The service names all three ids; whether it compares those of messages with one key is not known, so the lab does.
+    """
+    has_ids = properties.requires_duplicate_detection
+    keys = {(one.partition_key, one.message_id if has_ids else "") for one in contents}
+    if properties.enable_partitioning and len(keys) > 1:
+        raise Refused(
+            NOT_ALLOWED,
+            "Batching brokered messages with distinct SessionId, PartitionKey, or MessageId is not supported.",
+        )
+
+
 class DuplicateWindow:
-    """Remember message ids for the time that an entity says."""
+    """Remember message ids for the time that an entity says, in each of its partitions."""
 
     def __init__(self, properties: Properties, now: Callable[[], float]) -> None:
         window = properties.duplicate_detection_history_time_window.total_seconds()
         self._seconds = window if properties.requires_duplicate_detection else 0.0
+        self._has_partitions = properties.enable_partitioning
         self._now = now
-        self._until: dict[str, float] = {}  # in the order in which they end
+        self._until: dict[tuple[str | None, str], float] = {}  # in the order in which they end
 
-    def seen(self, message_id: str) -> bool:
+    def seen(self, content: Content) -> bool:
         """Return whether the id was seen, and remember it; without an id or a window always False."""
-        if not self._seconds or not message_id:
+        if not self._seconds or not content.message_id:
             return False
+        message_id = (content.partition_key if self._has_partitions else None, content.message_id)
         now = self._now()
         while self._until and (oldest := next(iter(self._until))) and self._until[oldest] <= now:
             del self._until[oldest]
@@ -102,9 +118,10 @@ class MessageQueue:
 
     # --- incoming ---
 
-    def check(self, content: Content) -> None:
-        """Raise Refused if the queue cannot accept the message."""
-        if self.requires_session and content.session_id is None:
+    def check(self, contents: Sequence[Content]) -> None:
+        """Raise Refused if the queue cannot accept the messages of a transfer."""
+        check_batch(self._properties, contents)
+        if self.requires_session and any(content.session_id is None for content in contents):
             raise Refused(
                 NOT_ALLOWED,
                 "The SessionId was not set on a message, and it cannot be sent to the entity. Entities that have "
@@ -113,7 +130,7 @@ class MessageQueue:
 
     def accept(self, content: Content) -> None:
         """Accept a message that a client sent; drop a duplicate."""
-        if self._duplicates.seen(content.message_id):
+        if self._duplicates.seen(content):
             self.counts["duplicates"] += 1
         else:
             self.put(content)

@@ -26,6 +26,10 @@ var columns = [
     type: 'string'
   }
   {
+    name: 'CloudEventTime'
+    type: 'datetime'
+  }
+  {
     name: 'CloudEventType'
     type: 'string'
   }

@@ -26,6 +26,7 @@ from tests.support.inbox import Inbox
 from tests.support.outbox import event, open_outbox
 from tests.support.process import RawServer, answering, closed_port, toml
 from tests.support.servicebus import ServiceBusLab
+from tests.support.sinks import set_proxy
 from tests.support.tls import Authority
 
 BUS = {"connection_string": "Endpoint=sb://127.0.0.1:9;SharedAccessKeyName=a;SharedAccessKey=b"}
@@ -164,7 +165,7 @@ def test_wrong_tls_and_wrong_sessions_have_remedies_of_their_own(
         )
         done = cli.check("--send")
     for name, message, remedy in (
-        ("sink unknown", "TLS failed: ", "as `ca_file` in [sinks.unknown]"),
+        ("sink unknown", "TLS failed: ", "check the settings of [sinks.unknown]"),
         ("sink plain", "TLS failed: ", "this port speaks plain HTTP, not TLS"),
         ("sink fleet", "the queue or subscription requires sessions", "set `session` in [sinks.fleet]"),
         ("approvals", "the queue or subscription has no sessions", "leave `session` out of [approvals]"),
@@ -172,6 +173,32 @@ def test_wrong_tls_and_wrong_sessions_have_remedies_of_their_own(
         row = done.row(check=name, result="FAIL")
         assert row["message"].partition(": ")[2].startswith(message)
         assert remedy in row["remedy"]
+
+
+def test_the_environments_proxy_is_named_with_what_uses_it(
+    cli: Cli, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_proxy(monkeypatch, "http://user:secret-password@127.0.0.1:9")
+    bus = {
+        "kind": "servicebus",
+        "connection_string": "Endpoint=sb://bus.invalid/;SharedAccessKeyName=k;SharedAccessKey=abcdefgh",
+        "queue": QUEUE,
+        "transport": "websocket",
+    }
+    cli.sinks(hook=webhook(inbox), one=bus, two={**bus, "http_proxy": "http://proxy.invalid:3128"})
+    done = cli.check()
+    assert done.row(check="proxy")["message"] == (
+        "HTTPS_PROXY of the environment, http://127.0.0.1:9, is used by apprise, workload identity, "
+        'credential = "default", one'
+    )
+    assert done.row(check="sink hook", result="ok")  # without a proxy
+    assert "Connection refused" in done.row(check="sink one", result="FAIL")["message"]
+    two = done.row(check="sink two", result="FAIL")
+    assert (two["message"].partition(": ")[2][:32], two["remedy"]) == (
+        "the host name cannot be resolved",
+        "check the host in [sinks.two], the proxy and DNS",
+    )
+    assert "secret-password" not in done.out
 
 
 def test_a_program_without_its_interpreter_fails(cli: Cli, imds: ImdsLab, tmp_path: Path) -> None:

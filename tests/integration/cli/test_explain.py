@@ -71,7 +71,9 @@ def test_an_event_of_the_outbox_waits_is_a_dead_letter_or_waits_no_longer(cli: C
     StateFolder(cli.state()).write_status({"sinks": {"ops": {"last_error": "503 from https://x"}}})
     cli.write(sinks={"ops": WEBHOOK, "new": WEBHOOK})
     ops, new, other = explained(cli)  # the newest
-    assert re.fullmatch(r"waits for \d.*: 503 from https://x", ops[2])
+    assert re.fullmatch(
+        r"waits for \d.* s, failed 2 time\(s\), next try at 20\S+Z: 503 from https://x", ops[2]
+    )
     assert new == (
         "new",
         "",

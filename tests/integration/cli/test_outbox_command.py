@@ -44,10 +44,10 @@ def test_list_shows_dead_letters_with_the_reason(filled: Cli) -> None:
 
 def test_list_shows_what_waits_with_its_age_and_the_sinks_last_error(filled: Cli) -> None:
     done = filled("outbox", "list", "--waiting")
-    assert re.search(rf"3 +ops +\d.*s +{OTHER_TYPE} +three +503 from https://x", done.out)
+    assert re.search(rf"3 +ops +\d.*s +{OTHER_TYPE} +three +2 +20\d\d-\S+Z +503 from https://x", done.out)
     assert len(done.out.splitlines()) == 5  # sink other has all three
     (row,) = rows(filled, "--waiting", "--sink", "ops")
-    assert (row["id"], row["subject"]) == ("three", "three")
+    assert (row["id"], row["subject"], row["tries"]) == ("three", "three", 2)
     assert filled("outbox", "list", "--waiting", "--limit", "1").out.count("\n") == 2
 
 

@@ -156,6 +156,7 @@ def test_a_vm_that_is_out_of_work_is_shown_and_needs_a_person_once_that_was_told
     [
         ({"running": False}, False, r"^NOT RUNNING: stopped \d+ s ago"),
         ({"storage_error": "no space"}, False, "STORE UNAVAILABLE, events are buffered in memory: no space"),
+        ({"kept_log": "x-wal has 73 MiB"}, False, "STATE STORE GROWS: x-wal has 73 MiB"),
         ({}, False, r"^NOT RESPONDING: the process is gone without a stop, last updated \d+ s ago"),
         (
             {"silent_seconds": 13},
@@ -168,7 +169,7 @@ def test_a_vm_that_is_out_of_work_is_shown_and_needs_a_person_once_that_was_told
             r"NOT RECEIVING: the SDK has closed its receiver, 0 command\(s\) waiting",
         ),
     ],
-    ids=["stopped", "store unavailable", "killed", "hangs", "receives nothing"],
+    ids=["stopped", "store unavailable", "log grows", "killed", "hangs", "receives nothing"],
 )
 def test_a_process_that_does_not_do_its_work_is_reported_with_exit_code_3(
     process: Process, cli: Cli, changes: dict[str, Any], runs: bool, expected: str

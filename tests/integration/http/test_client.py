@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import gzip
 import socket
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from bridge.errors import Unavailable
 from bridge.http import client as module
-from bridge.http.client import USER_AGENT, HttpClient
+from bridge.http.client import CONNECT_SECONDS, USER_AGENT, HttpClient
 from tests.support.http_client import OK, MakeClient, ask, failure
-from tests.support.process import RawServer, Serve, answering, closed_port, dripping, silent
+from tests.support.process import RawServer, Serve, answering, closed_port, dead_port, dripping, silent
 from tests.support.sinks import set_proxy
+from tests.support.tls import forwarding
 
 LIMIT_BYTES = 1000
 
@@ -126,6 +132,65 @@ def test_a_connection_that_the_server_closed_is_replaced(client: HttpClient) -> 
     with RawServer(answering(OK.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n"))) as server:
         assert [ask(client, server.url).body for _ in range(3)] == [b"ok"] * 3
         assert server.connections == 3
+
+
+@pytest.mark.parametrize(("idle_seconds", "connections"), [(29, 1), (31, 2)])
+def test_a_connection_that_was_idle_for_more_than_30_s_is_not_used_again_for_a_nat_may_have_forgotten_it(
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch, idle_seconds: int, connections: int
+) -> None:
+    with RawServer(answering(OK)) as server, RawServer(forwarding(server.port)) as nat:
+        assert [ask(client, nat.url).status for _ in range(2)] == [200, 200]
+        nat.forgotten = 1 if connections == 2 else 0
+        moved = SimpleNamespace(monotonic=lambda: time.monotonic() + idle_seconds, time=time.time)
+        monkeypatch.setattr(module, "time", moved)
+        assert (
+            ask(client, nat.url).status == 200
+        )  # over the forgotten one it would wait for `timeout_seconds`
+        assert nat.connections == connections
+
+
+# --- several addresses ---
+
+
+@pytest.fixture
+def resolve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Give every name these ports of this machine as its addresses."""
+    real = socket.getaddrinfo
+
+    def resolve(*ports: int) -> None:
+        def resolved(host: str, *more: Any, **named: Any) -> Any:
+            return found if host.endswith(".example") else real(host, *more, **named)
+
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)) for port in ports]
+        monkeypatch.setattr(socket, "getaddrinfo", resolved)
+
+    return resolve
+
+
+@pytest.mark.parametrize("way", ["direct", "proxy"])
+def test_an_address_that_answers_is_found_behind_others_that_are_dead_or_refuse(
+    make_client: MakeClient, resolve: Callable[..., None], way: str
+) -> None:
+    began_at = time.monotonic()
+    with dead_port() as dead, closed_port() as closed, RawServer(answering(OK)) as server:
+        resolve(dead, urlsplit(closed).port, *[dead] * 4, server.port)
+        client = make_client(proxy="http://proxy.example:3128" if way == "proxy" else "")
+        assert ask(client, "http://receiver.example").body == b"ok"
+    assert time.monotonic() - began_at < CONNECT_SECONDS
+
+
+def test_a_connect_has_a_limit_of_its_own_for_all_addresses_together(
+    make_client: MakeClient, resolve: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.5)
+    with dead_port() as dead, closed_port() as closed, RawServer(answering(OK)) as server:
+        resolve(dead, dead)
+        error = failure(Unavailable, make_client(timeout_seconds=60), "http://receiver.example")
+        assert error.endswith(": no connection within 0.5 s")
+        resolve(*[urlsplit(closed).port] * 2)
+        assert "refused" in failure(Unavailable, make_client(), "http://receiver.example")
+        resolve(dead, server.port)
+        assert ask(make_client(timeout_seconds=0.2), "http://receiver.example").status == 200
 
 
 # --- answers of which the status counts ---

@@ -21,7 +21,7 @@ from bridge.events.filters import Filter
 from bridge.outbox import storage as storage_module
 from bridge.outbox.outbox import REJECTED, Outbox
 from bridge.outbox.rows import Ledger
-from bridge.outbox.sqlite import Database, log_of
+from bridge.outbox.sqlite import VERSION, Database, log_of
 from bridge.outbox.state_dir import StateFolder
 from tests.support.outbox import (
     TWO,
@@ -334,7 +334,7 @@ def test_a_kill_while_a_damaged_file_is_replaced_loses_and_doubles_nothing(
 def test_a_newer_state_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     older_state(tmp_path, "1")
     with closing(sqlite3.connect(tmp_path / "outbox.db")) as database:
-        database.execute("PRAGMA user_version = 2")
+        database.execute(f"PRAGMA user_version = {VERSION + 1}")
     before = (tmp_path / "outbox.db").read_bytes()
     with pytest.raises(StateError, match="written by a newer imds-bridge"):
         open_outbox(tmp_path)

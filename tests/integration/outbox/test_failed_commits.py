@@ -311,7 +311,6 @@ class Schedule:
         self.committed: list[str] = []
         self.got: dict[str, set[str]] = {"a": set(), "b": set()}
         self.acknowledged: dict[str, set[str]] = {"a": set(), "b": set()}  # by this process
-        self.refused: dict[str, set[str]] = {"a": set(), "b": set()}
         self.ids: dict[int, str] = {}
         self.told: Counter[str] = Counter()  # events of which a loss says that the sink may have lost them
         self.uncounted: dict[str, set[str]] = {
@@ -372,7 +371,6 @@ class Schedule:
         page = self.page(sink)[:1]
         self.outbox.acknowledge(sink, page, dead=(REJECTED, "400"))
         names = {stored.id for stored in page}
-        self.refused[sink] |= names
         self.acknowledged[sink] |= names
 
     def retry(self) -> None:
@@ -437,7 +435,6 @@ class Schedule:
                 self.outbox.acknowledge(sink, page)
                 self.got[sink] |= {stored.id for stored in page}
             missing = set(self.committed) - self.got[sink] - set(dead[sink]) - self.uncounted[sink]
-            missing -= self.refused[sink] if self.is_small else set()  # dead letters go first
             assert len(missing) <= self.told[sink], f"{sink} lacks {sorted(missing, key=int)}"
 
 

@@ -82,7 +82,6 @@ def test_a_dead_letter_that_is_marked_while_no_process_runs_is_sent_after_the_ne
 
 
 def test_what_waits_can_be_dropped_and_moved_beside_a_process(tmp_path: Path, outbox: Outbox) -> None:
-    generation = outbox.generation
     assert beside(tmp_path, "drop_waiting", "a") == 2
     outbox.recover()
     assert (waiting(outbox, "a"), outbox.backlogs()) == ([], {"a": 0, "b": 4})
@@ -90,7 +89,6 @@ def test_what_waits_can_be_dropped_and_moved_beside_a_process(tmp_path: Path, ou
     assert beside(tmp_path, "move", "b", "a") == 3
     outbox.recover()
     assert (waiting(outbox, "a"), waiting(outbox, "b")) == (["2", "3", "4"], [])
-    assert outbox.generation == generation + 2
 
 
 def test_a_large_change_lets_the_process_write_in_between(

@@ -62,22 +62,22 @@ def test_a_second_process_is_refused_with_the_name_of_the_holder(tmp_path: Path)
         reason = rf"{re.escape(str(tmp_path))} is held by process {process.pid}:"
         with pytest.raises(StateError, match=reason):
             open_outbox(tmp_path)
-        assert StateFolder(tmp_path).holder() == f"process {process.pid}"
+        assert StateFolder(tmp_path).owner() == f"process {process.pid}"
         (tmp_path / "lock").write_text("")
         with pytest.raises(StateError, match="is held by another process"):
             open_outbox(tmp_path)
 
 
 def test_a_folder_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
-    assert StateFolder(tmp_path / "none").holder() is None
+    assert StateFolder(tmp_path / "none").owner() is None
     with holding(tmp_path) as process:
         process.kill()
         process.wait()
-        assert StateFolder(tmp_path).holder() is None
+        assert StateFolder(tmp_path).owner() is None
         with closing(open_outbox(tmp_path)) as outbox:
-            assert StateFolder(tmp_path).holder() == f"process {os.getpid()}"
+            assert StateFolder(tmp_path).owner() == f"process {os.getpid()}"
             assert outbox.storage_error is None
-    assert StateFolder(tmp_path).holder() is None
+    assert StateFolder(tmp_path).owner() is None
 
 
 def test_who_is_refused_leaves_the_lock_to_its_holder_and_holds_nothing_himself(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_who_is_refused_leaves_the_lock_to_its_holder_and_holds_nothing_himself(
     with holding(tmp_path):
         with pytest.raises(StateError):
             refused.acquire()
-        assert StateFolder(tmp_path).holder() is not None
+        assert StateFolder(tmp_path).owner() is not None
     refused.acquire()
     refused.acquire()
     refused.release()
@@ -97,7 +97,7 @@ def test_who_may_not_open_the_state_does_not_keep_the_folder_from_others(tmp_pat
         newer.execute("PRAGMA user_version = 99")
     with pytest.raises(StateError):
         open_outbox(tmp_path)
-    assert StateFolder(tmp_path).holder() is None
+    assert StateFolder(tmp_path).owner() is None
 
 
 @pytest.mark.posix("Windows removes no file that is open")
@@ -106,7 +106,7 @@ def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path) -> None:
     folder.acquire()
     (tmp_path / "lock").unlink()
     folder.acquire()
-    assert StateFolder(tmp_path).holder() == f"process {os.getpid()}"
+    assert StateFolder(tmp_path).owner() == f"process {os.getpid()}"
     folder.release()
 
 

@@ -96,9 +96,10 @@ def test_the_lock_of_a_session_is_renewed_while_commands_wait(tmp_path: Path, im
     ):
         sender.send(command("unknown", id="c", session="web-0"))
         wait_until(lambda: bus.entity(FLEET).counts.locked == 1)
-        first = wait_until(lambda: rig.commands._renew_session_at)
-        assert first is not None
-        wait_until(lambda: (rig.commands._renew_session_at or 0.0) > first)  # the broker gave more time
+        connection = wait_until(lambda: rig.commands._connection)
+        assert connection is not None
+        first = connection.renew_at
+        wait_until(lambda: connection.renew_at > first)  # the broker gave more time
         assert [(one.locked, one.delivery_count) for one in bus.entity(FLEET).messages] == [(True, 0)]
         reboot(imds, event_id="unknown")
         assert rig.receipt_of("c")["Reason"] == "approved"

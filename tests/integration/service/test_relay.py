@@ -136,8 +136,10 @@ def test_an_uncompleted_message_keeps_its_lock_for_longer_than_a_lock_lasts(
         disk.fail()
         sender.send(*map(event_message, names(3)))
         rig.wait_for_status(uncompleted=3)
-        first = max(rig.receiver._unsettled.values())
-        wait_until(lambda: min(rig.receiver._unsettled.values()) > first + LOCK_SECONDS)
+        connection = rig.receiver._connection
+        assert connection
+        first = max(connection.unsettled.values())
+        wait_until(lambda: min(connection.unsettled.values()) > first + LOCK_SECONDS)
         assert [(one.locked, one.delivery_count) for one in subscription(bus).messages] == [(True, 0)] * 3
         disk.recover()
         rig.outbox.recover()
@@ -156,8 +158,10 @@ def test_without_a_disk_only_a_limited_number_of_bytes_is_received(
         disk.fail()
         sender.send(*map(event_message, names(20)))
         rig.wait_for_status(uncompleted=5)
-        first = max(rig.receiver._unsettled.values())
-        wait_until(lambda: min(rig.receiver._unsettled.values()) > first)  # every lock was renewed meanwhile
+        connection = rig.receiver._connection
+        assert connection
+        first = max(connection.unsettled.values())
+        wait_until(lambda: min(connection.unsettled.values()) > first)  # every lock was renewed meanwhile
         assert subscription(bus).counts.locked <= 7  # up to two more are kept for the next call
         live(*rig.sinks)
         rig.wait_until_settled()

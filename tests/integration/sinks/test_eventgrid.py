@@ -63,7 +63,7 @@ def make(grid: EventGridLab, tmp_path: Path) -> Iterator[Make]:
                 settings["key_file"] = tmp_path / "key"
                 settings["key_file"].write_text(key)
             endpoint = grid.custom_endpoint if flavor == "custom" else grid.namespace_endpoint(TOPIC)
-            read = read_settings(tmp_path, kind="eventgrid", endpoint=endpoint, **settings)
+            read = read_settings(tmp_path, kind="eventgrid", **{"endpoint": endpoint, **settings})
             assert isinstance(read, EventGridSettings)
             return stack.enter_context(closing(EventGridSink(read)))
 
@@ -105,6 +105,18 @@ def test_npms_cloudevents_reads_what_was_published(grid: EventGridLab, make: Mak
     given = [{"headers": dict(one.headers), "body": one.body.decode()} for one in grid.accepted]
     read = run_script(READER, modules=modules, given=given)
     assert read == [one.envelope for one in sent] * 2
+
+
+def test_a_domain_gets_its_topic_as_the_source_and_without_one_says_what_to_set(make: Make) -> None:
+    with EventGridLab(is_domain=True) as domain:
+        target = make(endpoint=domain.custom_endpoint, key=domain.keys[0])
+        error = failure(target, *events(2))
+        assert (type(error), error.status, error.delivered) == (Misconfigured, 400, 0)
+        assert str(error).endswith("; set `topic` to the name of one of the domain's topics")
+        target = make(endpoint=domain.custom_endpoint, key=domain.keys[0], topic=TOPIC)
+        target.send(events(2))
+        assert domain.events() == [{**one.envelope, "source": TOPIC} for one in events(2)]
+        assert target.preview(events(1)[0]).body == target._batch(events(1))
 
 
 # --- batches ---

@@ -10,6 +10,7 @@ import math
 import socket
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -24,14 +25,14 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from bridge.azure import credentials as credentials_module
 from bridge.azure import servicebus as servicebus_module
-from bridge.config.base import Secret
 from bridge.config.bus import ServiceBusSettings
-from bridge.errors import HungError, Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, HungError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.sinks import servicebus as module
 from bridge.sinks.base import Sink
 from bridge.sinks.servicebus import REST_SECONDS, ServiceBusSink, to_message
 from tests.support.clock import MovedClock
+from tests.support.moved_delivery import MovedDelivery
 from tests.support.process import LIMIT_SECONDS, RawServer, stored_event, wait_until
 from tests.support.servicebus import ServiceBusLab, entities
 from tests.support.sinks import QUEUE, TOKEN, TOPIC, Connect, TokenEndpoint, bus_settings, failure, set_proxy
@@ -44,8 +45,14 @@ LIMIT_BYTES = 20_000
 RECOVERY_SECONDS = 5.0
 SQL = "EventType IN ('Reboot', 'Redeploy') AND Resources LIKE '%,vm2,%'"
 RULE = {"Name": "rule", "Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": SQL}}}
+PARTITIONED = {"EnablePartitioning": True, "RequiresDuplicateDetection": True}
 ENTITIES = entities(
-    queues=[{"Name": QUEUE}, {"Name": SESSIONS, "Properties": {"RequiresSession": True}}],
+    queues=[
+        {"Name": QUEUE},
+        {"Name": SESSIONS, "Properties": {"RequiresSession": True}},
+        {"Name": "partitioned", "Properties": PARTITIONED},
+        {"Name": "partitioned-sessions", "Properties": {**PARTITIONED, "RequiresSession": True}},
+    ],
     subscriptions=[{"Name": "all"}, {"Name": "by-vm", "Rules": [RULE]}],
 )
 
@@ -152,24 +159,48 @@ def test_events_of_several_sessions_in_one_send_keep_their_order_within_each(bus
         assert got == [one.id for one in events if one.envelope["correlationid"] == session]
 
 
+@pytest.mark.parametrize(
+    "entity", [{"queue": "partitioned"}, {"queue": "partitioned-sessions", "session": "{event}"}], ids=str
+)
+def test_an_entity_with_partitions_gets_61_events_of_a_document_at_once_over_one_connection(
+    bus: ServiceBusLab, connect: Connect, tmp_path: Path, entity: dict[str, str]
+) -> None:
+    sink = connect(**entity)
+    delivery = MovedDelivery(tmp_path, sink=sink, max_age_seconds=math.inf)
+    events = [event(number, correlationid=f"E{number % 30}") for number in range(61)]
+    with closing(delivery):
+        delivery.outbox.commit(events)
+        assert delivery.deliver(seconds=100) == []  # no wait
+        assert delivery.dispatcher.status()["last_error"] is None
+    assert arrived(bus, entity["queue"]) == ids(events)
+    assert sink._link.is_open
+    assert bus.applied("connect") == 1
+
+
+def test_a_message_that_is_refused_alone_is_no_lost_connection(bus: ServiceBusLab, connect: Connect) -> None:
+    sink = connect(queue=SESSIONS)
+    for _ in range(2):
+        error = failure(sink, event(1), event(2))
+        assert (type(error), error.is_unreached, error.delivered) == (Misconfigured, False, 0)
+        assert "requires sessions (TransferRefusedError: The SessionId was not set" in str(error)
+    assert bus.applied("connect") == 1
+
+
+def test_copies_of_several_vms_reach_one_partition_where_duplicates_are_dropped(bus: ServiceBusLab) -> None:
+    copies = [event(1, correlationid=given, reporter=f"web-{given}/forward") for given in ("Ab-1", "aB-1")]
+    own = [event(number, correlationid=None, reporter=f"{'x' * 200}-{number}") for number in (2, 3)]
+    for one in (*copies, *own):
+        sent(bus, one, queue="partitioned")
+    assert arrived(bus, "partitioned") == ids([copies[0], *own])
+
+
 # --- batches and sizes ---
 
 
-def test_events_go_in_batches_as_large_as_the_link_allows(
-    bus: ServiceBusLab, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink = connect()
-    counts: list[int] = []
-    send = sink._send
-
-    def count(transfer: Any) -> None:
-        counts.append(len(transfer))
-        send(transfer)
-
-    monkeypatch.setattr(sink, "_send", count)
+def test_events_go_in_batches_as_large_as_the_link_allows(bus: ServiceBusLab, connect: Connect) -> None:
     events = [event(number, size=4000) for number in range(10)]
-    sink.send(events)
-    assert (sum(counts), max(counts) <= 4, len(counts) in (3, 4)) == (10, True, True)
+    connect().send(events)
+    assert bus.applied("store") in (3, 4)  # transfers
     assert arrived(bus) == ids(events)
 
 
@@ -473,11 +504,14 @@ def identity(bus: ServiceBusLab, monkeypatch: pytest.MonkeyPatch) -> ServiceBusS
     return ServiceBusSettings(kind="servicebus", namespace=namespace, queue=QUEUE, client_id="c-1")
 
 
+@pytest.mark.parametrize("client_id", ["c-1", ""])
 def test_the_identity_of_the_vm_gets_its_token_from_imds_without_a_proxy_and_keeps_it(
-    bus: ServiceBusLab, identity: ServiceBusSettings, monkeypatch: pytest.MonkeyPatch
+    bus: ServiceBusLab, identity: ServiceBusSettings, monkeypatch: pytest.MonkeyPatch, client_id: str
 ) -> None:
     """The lab has no TLS and takes any token: what is real is the SDK, azure-identity and its request to IMDS."""
     clock = MovedClock()
+    monkeypatch.setenv("AZURE_CLIENT_ID", "of-the-environment")
+    identity = identity.model_copy(update={"client_id": client_id})
     with TokenEndpoint() as imds, TokenEndpoint() as proxy:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
         set_proxy(monkeypatch, proxy.url)
@@ -492,7 +526,7 @@ def test_the_identity_of_the_vm_gets_its_token_from_imds_without_a_proxy_and_kee
             sink.reload()
             sink.send([event()])
         assert len(imds.requests) == 2
-        assert "client_id=c-1" in imds.requests[0]
+        assert f"client_id={client_id or 'of-the-environment'}" in imds.requests[0]
         assert "resource=https://servicebus.azure.net" in imds.requests[0]
         assert proxy.requests == []
     assert len(arrived(bus)) == 3
@@ -528,21 +562,47 @@ def test_a_connection_string_needs_no_azure_identity(
     assert len(arrived(bus)) == 1
 
 
-def test_over_websockets_it_goes_through_the_proxy_to_port_443() -> None:
+@pytest.mark.parametrize("way", ["key", "file", "environment"])
+@pytest.mark.parametrize(("status", "kind"), [(502, Unavailable), (407, Misconfigured)])
+def test_over_websockets_it_goes_through_the_proxy_to_port_443(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str, status: int, kind: type[DeliveryError]
+) -> None:
     """The proxy is real as far as its first request; a WebSocket that leads anywhere is not shown."""
 
     def refuse(server: RawServer, connection: socket.socket) -> None:
         server.read_head(connection)
-        connection.sendall(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+        connection.sendall(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
 
-    text = f"Endpoint=sb://bus.invalid/;SharedAccessKeyName=k;SharedAccessKey={KEY}"
-    given: dict[str, Any] = {"connection_string": Secret(text), "queue": QUEUE, "transport": "websocket"}
     with RawServer(refuse) as proxy:
-        configured = ServiceBusSettings(kind="servicebus", http_proxy=proxy.url, **given)
-        with closing(ServiceBusSink(configured)) as sink:
+        url = proxy.url.replace("://", f"://user:{KEY}%21@")
+        (tmp_path / "proxy").write_text(url)
+        set_proxy(monkeypatch, url if way == "environment" else "http://127.0.0.1:9")
+        ways: dict[str, Any] = {"key": {"http_proxy": url}, "file": {"http_proxy_file": tmp_path / "proxy"}}
+        with closing(ServiceBusSink(over_websockets("bus.invalid", **ways.get(way, {})))) as sink:
             error = failure(sink, event())
-        assert proxy.requests[0].startswith("CONNECT bus.invalid:443 HTTP/1.1")
-    assert (type(error), KEY in str(error)) == (Unavailable, False)
+        head = proxy.requests[0]
+    assert head.startswith("CONNECT bus.invalid:443 HTTP/1.1")
+    assert f"Proxy-Authorization: Basic {b64encode(f'user:{KEY}!'.encode()).decode()}" in head
+    assert (type(error), KEY in str(error)) == (kind, False)
+
+
+def over_websockets(host: str, **more: Any) -> ServiceBusSettings:
+    text = f"Endpoint=sb://{host}/;SharedAccessKeyName=k;SharedAccessKey={KEY}"
+    given = {
+        "kind": "servicebus",
+        "connection_string": text,
+        "queue": QUEUE,
+        "transport": "websocket",
+        **more,
+    }
+    return ServiceBusSettings.model_validate(given)
+
+
+def test_a_name_that_dns_does_not_know_is_no_refused_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    with closing(ServiceBusSink(over_websockets("does-not-exist.invalid"))) as sink:
+        error = failure(sink, event())
+    assert (type(error), "the host name cannot be resolved" in str(error)) == (Unavailable, True)
 
 
 def test_without_its_package_the_websocket_is_a_fault_that_names_the_extra(

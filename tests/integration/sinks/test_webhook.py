@@ -21,7 +21,7 @@ from bridge.formats.cloudevents import MAX_BATCH_EVENTS
 from bridge.formats.samples import samples
 from bridge.formats.slack import Slack
 from bridge.http.client import USER_AGENT
-from bridge.lab.httpd import HttpRequest
+from bridge.lab.httpd import Answer, HttpRequest
 from bridge.sinks.base import Inconclusive
 from tests.support.clock import MovedClock
 from tests.support.inbox import Inbox
@@ -90,6 +90,25 @@ def test_headers_can_be_a_table_and_replace_those_of_the_sink(inbox: Inbox, webh
     webhook(headers={"X-Api-Key": "abc", "User-Agent": "ours"}).send([EVENT])
     (one,) = inbox.accepted
     assert (one.headers["x-api-key"], one.headers["user-agent"]) == ("abc", "ours")
+
+
+class JsonOnly(Inbox):
+    """Takes application/json alone, as Fluent Bit does."""
+
+    def _answer(self, request: HttpRequest) -> Answer:
+        is_json = request.headers["content-type"] == "application/json"
+        return super()._answer(request) if is_json else Answer(status=400)
+
+
+@pytest.mark.parametrize("mode", ["structured", "batch"])
+def test_a_receiver_that_takes_only_json_gets_its_content_type(webhook: MakeWebhook, mode: str) -> None:
+    with JsonOnly() as only:
+        assert type(failure(webhook(only.url, mode=mode))) is Rejected
+        target = webhook(only.url, mode=mode, content_type="application/json")
+        target.send([EVENT])
+        (one,) = only.accepted
+        assert "Content-Type: application/json" in target.preview(EVENT).head
+    assert one.body == (EVENT.body if mode == "structured" else b"[" + EVENT.body + b"]")
 
 
 # --- batches ---

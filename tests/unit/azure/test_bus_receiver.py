@@ -15,7 +15,7 @@ from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError
 
 from bridge.azure import bus_receiver
-from bridge.azure.bus_receiver import BusReceiver, try_to_receive
+from bridge.azure.bus_receiver import BusReceiver, Connection, try_to_receive
 from bridge.azure.internals import abort_connection, close_socket_on_close
 from bridge.azure.receiver import ReceivedMessage
 from bridge.config.base import Secret
@@ -211,7 +211,7 @@ def test_a_message_may_have_waited_until_an_empty_receive_some_seconds_after_con
     monkeypatch.setattr(sdk, "receive_messages", lambda **_: receive())
     monkeypatch.setattr(bus_receiver, "convert", convert)
     monkeypatch.setattr(bus_receiver, "release", lambda *_: None)
-    monkeypatch.setattr(receiver, "_renew_locks", lambda: None)
+    monkeypatch.setattr(Connection, "locks_to_renew", lambda _: [])
     receiver.run()
     assert seen == [True, True, False]
 
@@ -235,7 +235,7 @@ def test_a_check_does_not_take_a_receiver_that_the_sdk_has_shut_for_one_that_rec
         try_to_receive(SETTINGS, what="commands")
 
 
-def test_a_lost_lock_leaves_the_others(receiver: BusReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_lock_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     empty: dict[str, Any] = {"body": b"", "properties": {}, "enqueued_at": None}
     messages = [
         ReceivedMessage(**empty, message_id=str(number), sequence_number=number, handle=number)
@@ -250,11 +250,14 @@ def test_a_lost_lock_leaves_the_others(receiver: BusReceiver, monkeypatch: pytes
         return [datetime.now(UTC) + timedelta(seconds=60) for _ in handles]
 
     monkeypatch.setattr(bus_receiver, "renew_locks", renew)
-    receiver._unsettled = dict.fromkeys(messages, 0.0)
-    receiver._renew_messages(messages)
+    sdk: Any = SimpleNamespace(session=None)
+    connection = Connection(client=sdk, receiver=sdk, address="", what="commands", clock=MovedClock())
+    connection.unsettled = dict.fromkeys(messages, 0.0)
+    for renew_one in connection.locks_to_renew():
+        renew_one()
     assert requests == [[0, 1, 2], [0], [1], [2]]
-    assert [one.message_id for one in receiver._unsettled] == ["0", "2"]
-    assert all(renew_at > 0 for renew_at in receiver._unsettled.values())
+    assert [one.message_id for one in connection.unsettled] == ["0", "2"]
+    assert all(renew_at > 0 for renew_at in connection.unsettled.values())
 
 
 # What is done to undocumented attributes of the SDK; tests on a bus show that they are there.

@@ -47,6 +47,7 @@ def test_each_format_has_its_own_defaults_and_the_limits_of_every_sink(tmp_path:
             "mode: ",
             'did you mean sinks.NAME.mode with kind = "webhook" and format = "cloudevents"?',
         ),
+        ({"content_type": "json\r\nX: y"}, "content_type: ", "^([!-~]+/[ -~]+)?$'"),
         ({"template_file": "x"}, "template_file: ", 'with kind = "webhook" and format = "template"?'),
         (
             {"format": "teams", "time_zone": "Europe/Berln"},

@@ -158,6 +158,7 @@ def test_a_terminal_gets_text_and_everything_else_json_and_no_library_logs_urls(
     set_up(level="info", style=style)
     logging.getLogger("bridge.x").info("sent")
     logging.getLogger("bridge.x").debug("not sent")
+    logging.getLogger("apprise").warning("not sent")
     flush()
     written = output.buffer.getvalue().decode()
     assert written.startswith("{") is as_json

@@ -15,8 +15,9 @@ import pytest
 
 from bridge.errors import DeliveryError, Rejected, Unavailable
 from bridge.events.model import StoredEvent
+from bridge.outbox.rows import READ_BYTES
 from bridge.runtime.time import iso_utc
-from bridge.service.schedule import HELD_BYTES, HELD_EVENTS, PAGE_EVENTS
+from bridge.service.holding import HELD_EVENTS
 from tests.support.moved_delivery import DELIVERY_TRIALS, MovedDelivery
 from tests.support.outbox import TYPE, event, failing_disk
 
@@ -130,13 +131,15 @@ def test_a_notice_that_starts_before_the_digest_is_due_goes_out_within_two_secon
     assert rig.sink.batches[1:] == [["gathers", "soon"]]
 
 
-def test_a_notice_that_starts_after_the_digest_gathers(make: Make) -> None:
+@pytest.mark.parametrize(("seconds", "waits"), [(30, 2), (42, 2), (48, 3), (120, 15), (305, 29), (3600, 29)])
+def test_a_notice_gathers_for_a_sixth_of_what_is_left_of_it_beyond_30_seconds(
+    make: Make, seconds: float, waits: float
+) -> None:
     rig = gathering(make)
-    notice(rig, "later", seconds=31.0)
-    assert rig.deliver() == [pytest.approx(29.0)]
-    notice(rig, "in an hour", seconds=3600.0)
-    notice(rig, "before the next digest", seconds=299.0)
-    assert rig.deliver() == [pytest.approx(2.0)]
+    notice(rig, "later", seconds=seconds)
+    assert rig.deliver() == [pytest.approx(waits)]
+    notice(rig, "after a second digest", seconds=seconds)
+    assert rig.deliver() == [pytest.approx(max(2, (seconds - 30) / 6), abs=0.01) if seconds < 1800 else 300]
 
 
 def test_a_notice_without_a_time_does_not_gather(make: Make) -> None:
@@ -220,13 +223,13 @@ def test_a_digest_is_limited_in_events_and_in_bytes_and_a_full_one_goes_out_at_o
     rig = gathering(make)
     rig.outbox.commit([event_of(f"e{number}") for number in range(2 * HELD_EVENTS)])
     run(rig, 0)
-    assert HELD_EVENTS <= len(rig.sink.batches[1]) < HELD_EVENTS + PAGE_EVENTS
+    assert len(rig.sink.batches[1]) == HELD_EVENTS
     rig.deliver()
     before = len(rig.sink.batches)
     rig.outbox.commit([event_of(f"large{number}", size=100_000) for number in range(200)])
-    run(rig, 0)
-    assert HELD_BYTES <= 100_000 * len(rig.sink.batches[before]) < HELD_BYTES + PAGE_EVENTS * 101_000
     rig.deliver()
+    for batch in rig.sink.batches[before:]:
+        assert 100_000 * len(batch) < READ_BYTES + 101_000
     assert len(rig.received()) == len({*rig.received()}) == 2 + 2 * HELD_EVENTS + 200
 
 
@@ -241,7 +244,7 @@ def test_what_only_gathers_does_not_wait(make: Make) -> None:
     rig = gathering(make, digest_seconds=1000.0)
     run(rig, 29)
     for number in range(5):
-        notice(rig, f"n{number}", seconds=2000.0)
+        notice(rig, f"n{number}", seconds=7200.0)
         run(rig, 150)
         status = rig.dispatcher.status()
         assert (status["oldest_waits_seconds"], status["notice_until"]) == (0.0, None), number
@@ -263,16 +266,16 @@ def test_what_is_due_and_cannot_be_sent_waits_since_it_was_due(make: Make) -> No
 # --- failures ---
 
 
-def test_a_refused_digest_is_sent_again_one_by_one_and_dead_letters_are_single_events(
+def test_a_refused_digest_is_sent_again_in_parts_and_dead_letters_are_single_events(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = gathering(make, max_per_second=4)
     rig.sink.refuse = lambda one: Rejected("too large", status=413) if one.id == "bad" else None
     rig.commit("1", "bad", "2", "3", **LATER)
     run(rig, 29 + 2)
-    assert rig.sink.batches == [["first"], ["gathers"], ["1"], ["2"], ["3"]]
+    assert rig.sink.batches == [["first"], ["gathers"], ["1"], ["2", "3"]]
     assert rig.dead() == [("bad", "rejected", "too large")]
-    assert len([record for record in caplog.records if "one by one" in record.message]) == 1
+    assert len([record for record in caplog.records if "in parts" in record.message]) == 2
     rig.commit("4", "5", **LATER)
     rig.deliver()
     assert rig.sink.batches[-1] == ["4", "5"], "later events gather again"

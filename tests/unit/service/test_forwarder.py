@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 import pytest
 
@@ -18,12 +20,15 @@ from bridge.errors import ImdsError
 from bridge.imds.document import parse_document
 from bridge.outbox import storage
 from bridge.outbox.rows import DAMAGE, Loss
+from bridge.outbox.sqlite import Database
 from bridge.runtime.time import iso_utc
 from bridge.service import forwarder as forwarder_module
 from bridge.service.bridge_events import LISTED_IDS, BridgeEvents
+from bridge.service.forwarder import Gap
 from tests.support.diff import FIRST, SECOND, entry
 from tests.support.forward import DAY, HOUR, Scripted, name_of
 from tests.support.imds import WEB_1
+from tests.support.outbox import abandon, trace
 
 GAP = ["imds.unreachable", "imds.recovered"]
 DOCUMENT = ["document"]
@@ -369,6 +374,140 @@ def test_a_state_of_which_a_failing_disk_gave_too_little_is_read_later(station: 
     station.outbox.recover()
     station.poll()
     assert ends(station) == ["ended"]
+
+
+@pytest.fixture
+def broken_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Let no transaction on a file succeed while the list has an item; files that are written in place can be."""
+    broken: list[bool] = []
+    transaction = Database.transaction
+
+    @contextmanager
+    def fail(database: Database, *, synced: bool = True) -> Iterator[None]:
+        if broken and not database.is_memory:
+            raise sqlite3.OperationalError("database or disk is full")
+        with transaction(database, synced=synced):
+            yield
+
+    monkeypatch.setattr(Database, "transaction", fail)
+    yield broken
+    broken.clear()
+
+
+@pytest.mark.parametrize("is_delivered", [True, False])
+@pytest.mark.parametrize("events", [1, 3000])
+def test_what_was_only_known_in_memory_ends_after_a_kill(
+    station: Scripted, broken_disk: list[bool], is_delivered: bool, events: int
+) -> None:
+    station.settle()
+    broken_disk.append(True)
+    names = [str(uuid4()) for _ in range(events)]
+    station.imds.serve({"DocumentIncarnation": 2, "Events": [entry(name) for name in names]})
+    station.poll()
+    assert station.outbox.storage_error
+    if is_delivered:
+        station.outbox.acknowledge("all", station.outbox.pending("all", 10_000))
+    abandon(station.outbox)  # killed; and then the disk has room
+    broken_disk.clear()
+    station.start()
+    assert [loss.reason for loss in station.outbox.losses()] == ([] if is_delivered else ["NotWritten"])
+    station.imds.serve({"DocumentIncarnation": 3, "Events": []})
+    station.forget()
+    station.events()
+    station.run(waits=1)
+    ended = [event for event in station.events() if ".ended." in event["type"]]
+    assert {event["subject"] for event in ended} == {*names}
+    assert {event["data"]["EndReason"] for event in ended} == {"Restart"}
+    station.restart()
+    assert station.polled() == []
+
+
+def test_what_is_still_shown_after_a_kill_in_memory_goes_on(
+    station: Scripted, broken_disk: list[bool]
+) -> None:
+    station.settle()
+    broken_disk.append(True)
+    station.imds.schedule()
+    station.poll()
+    station.outbox.acknowledge("all", station.outbox.pending("all", 100))
+    abandon(station.outbox)
+    broken_disk.clear()
+    station.start()
+    station.forget()
+    station.events()
+    assert station.polled() == []
+    station.imds.end()
+    station.poll()
+    assert station.story()[0] == f"scheduledevent.canceled {FIRST}"
+
+
+def test_what_an_older_copy_of_the_state_knows_ends_and_the_rest_is_published_again(
+    station: Scripted, tmp_path: Path
+) -> None:
+    for event_id in (FIRST, SECOND):
+        station.imds.schedule(event_id)
+    station.settle()
+    older = tmp_path / "older.db"
+    station.close()
+    shutil.copy(station.folder / "outbox.db", older)
+    station.start()
+    station.imds.schedule("third")
+    station.poll()
+    station.close()
+    shutil.copy(older, station.folder / "outbox.db")
+    station.imds.end(FIRST)
+    station.start()
+    station.forget()
+    station.events()
+    station.run(waits=1)
+    names = station.story()
+    assert "bridge.loss" in names
+    assert {name for name in names if name.startswith("scheduledevent")} == {
+        f"scheduledevent.ended {FIRST}",
+        f"scheduledevent.scheduled {SECOND}",
+        "scheduledevent.scheduled third",
+    }
+
+
+def test_an_end_that_is_published_while_the_state_becomes_readable_is_one(station: Scripted) -> None:
+    station.imds.schedule()
+    station.settle()
+    with ExitStack() as stack:
+        stack.enter_context(unreadable(station))
+        station.poll()
+        station.imds.end()
+        reachability = station.forwarder._reachability
+        note_answer = reachability.note_answer
+
+        def recover() -> Gap:
+            stack.pop_all().close()
+            return note_answer()
+
+        with patch.object(reachability, "note_answer", recover):
+            station.poll()
+    station.poll_for(3)
+    assert len(ends(station)) == 1
+
+
+def test_a_gap_and_the_change_that_follows_it_wait_for_the_disk_once(station: Scripted) -> None:
+    station.settle()
+    station.imds.schedule()
+    ran: list[str] = []
+    trace(station.outbox, ran.append)
+    station.poll(after=10)
+    trace(station.outbox, None)
+    assert ran.count("COMMIT") == 1
+    story = station.story()
+    assert story == [*GAP, f"scheduledevent.scheduled {FIRST}", "document.changed"]
+
+
+def test_an_hourly_heartbeat_lists_the_events_that_are_not_over(station: Scripted) -> None:
+    station.imds.schedule()
+    station.imds.schedule(SECOND)
+    station.run(waits=4000)
+    hourly = [one["data"] for one in station.all_events() if one["data"].get("Reason") == "Hourly"]
+    assert [*map(sorted, (one["OpenEventIds"] for one in hourly))] == [sorted([FIRST, SECOND])] * len(hourly)
+    assert hourly
 
 
 # Outages

@@ -24,7 +24,7 @@ from tests.support.process import LIMIT_SECONDS
 
 def make_outbox() -> Mock:
     """Return an outbox that stores nothing."""
-    answers = {"left_sinks": {}, "dead_letter_counts": {}, "backlog": (0, None)}
+    answers = {"left_sinks": {}, "dead_letter_counts": {}, "backlogs": {}, "close": True}
     return Mock(storage_error=None, **{f"{name}.return_value": answer for name, answer in answers.items()})
 
 
@@ -188,6 +188,18 @@ def test_the_faults_of_a_flow_that_ends_on_its_own_are_raised_after_the_outbox_i
     with pytest.raises(Incomplete, match="IMDS gave no usable answer"):
         rig.run(seconds=3600, faults=["IMDS gave no usable answer"])
     assert rig.outbox.close.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("is_stored", "fate"),
+    [(True, "wait for the next start"), (False, "are lost: the state could not be written")],
+)
+def test_what_is_not_delivered_waits_or_is_lost(is_stored: bool, fate: str) -> None:
+    doubles = Doubles()
+    doubles.outbox.backlogs.return_value = {"ops": 3, "audit": 0}
+    doubles.outbox.close.return_value = is_stored
+    with pytest.raises(Incomplete, match=rf"^sinks\.ops: 3 event\(s\) {fate}$"):
+        doubles.run(seconds=1, faults=[])
 
 
 def test_a_sink_that_cannot_be_built_ends_the_process_in_order() -> None:

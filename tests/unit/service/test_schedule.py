@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -13,16 +15,12 @@ from hypothesis import strategies as st
 
 from bridge.errors import DeliveryError, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.outbox.outbox import Outbox
-from bridge.service.schedule import (
-    FIRST_TRY_SECONDS,
-    PAGE_EVENTS,
-    Failure,
-    KeyQueue,
-    Pace,
-    Schedule,
-    urgency,
-)
+from bridge.events.urgency import RECEIPTS, REST_LANE, Now, urgency
+from bridge.outbox.queue import Head, Queue, Taken
+from bridge.outbox.rows import Ledger
+from bridge.outbox.storage import Storage
+from bridge.runtime.time import iso_utc
+from bridge.service.schedule import Course, Failure, Pace
 from tests.support.diff import steady
 
 NOTICE = "io.imdsbridge.scheduledevent.scheduled.v1"
@@ -42,36 +40,29 @@ COUNTS = st.integers(min_value=1, max_value=10_000)
 NO_ANSWER = Unavailable("later")
 
 
-class Stored:
-    """An outbox as far as a schedule needs it."""
-
-    generation = 1
+class MemoryStorage:
+    """What a queue needs of an outbox, in memory."""
 
     def __init__(self) -> None:
-        self.events: list[StoredEvent] = []
+        self.database = Ledger()
 
-    def pending(self, _sink: str, limit: int, *, after: int = 0) -> list[StoredEvent]:
-        return [one for one in self.events if one.seq > after][:limit]
-
-    def acknowledge(self, _sink: str, done: Sequence[StoredEvent], **_: Any) -> None:
-        self.events = [one for one in self.events if one not in done]
+    def run(self, work: Callable[[Ledger], Any], *, synced: bool | None = None) -> Any:
+        with nullcontext() if synced is None else self.database.transaction(synced=synced):
+            return work(self.database)
 
 
 class Told:
-    """A schedule over events that are named by their subject: `A1` and `nA2` are about A, `nA2` is a notice.
+    """A queue of events that are named by their subject: `A1` and `nA2` are about A, `nA2` is a notice.
 
     It is told what happens in words: `@10` is the time; the other words without `=` name what is sent next and say
-    what becomes of it (`A,B+` is accepted, see FAILURES for the others); the rest is compared with the schedule.
+    what becomes of it (`A,B+` is accepted, see FAILURES for the others); the rest is compared with the course.
     """
 
     def __init__(self, names: str, *, max_batch: int = 1) -> None:
-        self.stored = Stored()
-        self.schedule = Schedule("a", cast("Outbox", self.stored), max_batch=max_batch)
-        self.count, self.now, self.pace = 0, 0.0, PACE
-        self.add(names)
-
-    def add(self, names: str) -> None:
-        """Store events behind those that wait."""
+        self.storage = MemoryStorage()
+        self.queue = Queue("a", cast("Storage", self.storage))
+        self.course = Course(max_batch=max_batch, batch=max_batch)
+        self.count, self.now, self.pace, self.is_draining = 0, 0.0, PACE, False
         for name in names.split():
             self.count += 1
             type_ = NOTICE if name.startswith("n") else OTHER
@@ -80,8 +71,8 @@ class Told:
             event = StoredEvent(
                 seq=self.count, id=name, type=type_, stored_at=0.0, body=json.dumps(body).encode()
             )
-            self.stored.events.append(event)
-        self.schedule.read()
+            self.storage.database.save_event(event)
+            self.storage.database.save_waiting(event, {"a": None})
 
     def tell(self, story: str) -> None:
         """Let it happen word by word."""
@@ -98,77 +89,105 @@ class Told:
 
     def shown(self, name: str) -> object:
         """Return what a story compares; only `next` changes what is tried."""
-        schedule = self.schedule
-        if name == "next":
-            return ",".join(event.id for event in schedule.next_events(self.pace, self.now)[1])
-        if name == "at":
-            return schedule.next_events(self.pace, self.now)[0]
-        return {
-            "hold": schedule.hold is not None,
-            "failures": schedule.failures,
-            "failed": len(schedule.failed),
-        }[name]
+        if name in ("next", "at"):
+            at, taken = self.choose()
+            return at if name == "at" else ",".join(event.id for event in taken.events)
+        return self.course.blocked_by is not None if name == "blocked" else getattr(self.course, name)
+
+    def choose(self) -> tuple[float, Taken]:
+        """Return when to ask again, and what is sent now, as a dispatcher does."""
+        heads: Sequence[Head] = []
+        if (at := self.course.blocked_until(self.pace)) <= self.now:
+            now = Now(wall=self.now, steady=self.now)
+            kinds = self.course.kinds(self.now, is_draining=self.is_draining)
+            turn = self.queue.turn(now, self.course.limit, **kinds)
+            at, heads = self.course.choose(turn, self.now)
+        return at, self.queue.take(heads, self.course.limit, is_noted=False)
 
     def send(self, word: str) -> None:
         """Send what is next, which must be what the word names."""
-        self.schedule.read()
-        _, events = self.schedule.next_events(self.pace, self.now)
-        assert ",".join(event.id for event in events) == word[:-1]
+        _, taken = self.choose()
+        assert ",".join(event.id for event in taken.events) == word[:-1]
         if error := FAILURES[word[-1]]:
-            failure = Failure(error=error, at=self.now, share=1.0)
-            self.schedule.note_failure(failure, events, pace=self.pace, began_at=self.now)
-        else:
-            self.schedule.acknowledge(events)
-            self.schedule.note_accepted()
+            self.fail(Failure(error=error, began_at=self.now, at=self.now, share=1.0), taken)
+            return
+        for event in reversed(taken.events):
+            self.storage.database.execute("delete-waiting", "a", event.seq)
+        self.queue.forgive()
+        self.course = self.course.accepted()
+
+    def fail(self, failure: Failure, taken: Taken) -> None:
+        """Note a failure as a dispatcher does."""
+        count, head = len(taken.events), None
+        if count == 1 and failure.may_be_caused_by_event:
+            head = self.queue.head(taken.events[0].seq)
+            assert head
+            is_asked, is_cause = failure.must_wait(self.pace), self.course.is_cause(head)
+            due_at = replace(failure, count=head.tries + 1).retry_at(self.pace)
+            self.queue.note_failure(head, due_at=due_at, is_cause=is_cause, is_asked=is_asked)
+        is_again = head.has_failed if head else taken.is_again
+        self.course = self.course.failed(failure, count=count, head=head, is_again=is_again, pace=self.pace)
 
 
 BATCHED = {
     "in their order and in batches": (2, "A B C D E", "A,B+ C,D+ E+ next= at=inf"),
     "after a failed batch alone, and then in batches that double": (
         *(4, "A B C D E F G H I J K L M N O"),
-        "A,B,C,D- hold=False A+ B,C+ D,E,F,G+ H,I,J,K+ L,M,N,O+",
+        "A,B,C,D- blocked=False next= @0.05 A+ B+ C,D+ E,F,G,H+ I,J,K,L+ M,N,O+",
     ),
-    "a batch without an answer makes the sink wait": (2, "A B", "A,B! hold=True failed=0"),
-    "a batch that is to come later waits as a whole": (2, "A B", "A,B~ hold=True at=60.0"),
+    "what alone fails of a failed batch is the cause": (
+        *(4, "A B C D E"),
+        "A,B,C,D- @0.05 A+ B- failures=0 @0.1 C+ D,E+ next= @1 B+",
+    ),
+    "a batch without an answer makes the sink wait": (2, "A B", "A,B! blocked=True failures=1 next="),
+    "a batch that is to come later waits as a whole": (2, "A B", "A,B~ blocked=True at=60.0"),
+    "what starts soon is in no batch with others": (4, "A nB C nD", "nB,nD+ A,C+"),
+    "as many of a subject as there is room for": (4, "A1 A2 A3 B1 B2 A4", "A1,A2,A3,B1+ B2,A4+"),
 }
 ALONE = {
-    "429 suspects no event": ("A B", "A% hold=True failed=0 @100 A+"),
-    "no connection suspects no event": ("A B", "A^ hold=True failed=0 @100 A+"),
+    "429 suspects no event": ("A B", "A% blocked=True next= @100 A+"),
+    "no connection suspects no event": ("A B", "A^ blocked=True next= @100 A+"),
     "another subject is tried soon": (
         "A1 A2 B C",
-        "A1- hold=False next= at=0.05 @0.05 B- @0.1 C- next= at=0.5 failures=3",
+        "A1- blocked=False next= at=0.05 @0.05 B- @0.1 C- next= at=0.5 failures=3",
     ),
     "retries have a highest rate": ("A B C", "A- @0.05 B- @0.1 C- @1 A- next= at=1.25 @1.25 B- @1.5 C-"),
-    "retries come first, and leave time for others": (
+    "what may be accepted comes before a retry that is as urgent": (
         "A B C D",
-        "A- @1 A- B- next= @1.05 C- @1.25 D+ A+ B+ C+",
+        "A- @0.5 A- @2 B- next=A @2.05 C- @2.1 D+ A+ B+ C+",
+    ),
+    "what failed once is tried again before others that are as urgent": ("A B C", "A- @0.5 A- B+ C+"),
+    "a retry that is more urgent comes first, and then it is the turn of another": (
+        "nA B C",
+        "nA- @0.05 B+ nA- next=C @0.55 nA- C+",
     ),
     "a lone event waits longer each time": ("A", "A- failures=1 at=0.5 @10 A- failures=2 at=11.0"),
-    "an accepted event makes the others due": (
+    "an accepted event makes the others due, behind what was never tried": (
         "A B C D",
-        "A- @0.05 B- @0.1 C+ hold=False failures=0 A+ B+ D+",
+        "A- @0.05 B- @0.1 C+ blocked=False failures=0 D+ A+ B+",
     ),
     "an event that alone fails holds up its subject": (
         "A1 B A2 C",
-        "A1- @0.05 B+ A1- hold=False C+ next= at=0.55 @0.55 A1+ A2+",
+        "A1- @0.05 B+ C+ A1- blocked=False next= at=0.55 @0.55 A1+ A2+",
     ),
-    "the most urgent first": ("A B nC D", "A- @0.05 nC+ A+ B+ D+"),
-    "an earlier event of its subject before the notice": ("A C B1 B2 nB3", "A- @0.05 B1+"),
-    "without an answer no other until the oldest failed twice": (
+    "the most urgent first": ("A B nC D", "nC+ A- @0.05 B+ D+ A+"),
+    "a subject is as urgent as its newest notice": ("A C B1 B2 nB3", "B1+ B2+ nB3+ A+ C+"),
+    "without an answer what failed least often": (
         "A B C",
-        "A! hold=True next= @10 A! B! hold=True next=",
+        "A! blocked=True next= @10 B! blocked=True next= @20 C! @30 A! @40 B+ A+ C+",
     ),
     "without an answer a lone event makes the sink wait": ("A", "A! failures=1 @10 A! failures=2 at=11.0"),
-    "without an answer the oldest and another one, and then all in their order": (
-        "A B C D",
-        "A! @10 A! B! @20 A! C! @30 A! D! @40 A! B! @60 A! C! @90 A+ B+ C+ D+",
+    "without an answer a notice is no exception": (
+        "A B nC",
+        "urgent nC! @10 A! @20 B! @30 nC! @40 A+ nC+ B+",
     ),
-    "without an answer the other one is a notice": ("A B nC", "urgent A! @10 A! nC+"),
-    "without an answer the other one may be all that is left": ("A B", "A! @10 A! B! @20 A! B!"),
-    "an event without an answer while others are accepted": ("A B C", "A! @10 A! B+ A! hold=False C+ next="),
-    "an answer ends the wait": ("A B", "A! @10 A- hold=False B+"),
-    "what is to come later is not due then": ("A nB", "A~ hold=True @30 urgent nB+ @59 next= @60 A+"),
-    "what is to come later goes in turns with another": ("A B", "A~ @60 B+ A+"),
+    "an event without an answer while others are accepted": ("A B C", "A! @10 B+ C+ A! blocked=False next="),
+    "an answer ends the wait": ("A B", "A! @10 B- blocked=False @10.5 A+"),
+    "what is to come later is not due then": ("A nB", "nB+ A~ blocked=True @30 next= @60 A+"),
+    "what is to come later delays no other that is urgent": (
+        "nA nB",
+        "nA~ blocked=True @30 urgent nB+ @59 next= @60 nA+",
+    ),
 }
 
 
@@ -182,60 +201,47 @@ def test_what_is_sent_next(names: str, story: str) -> None:
     Told(names).tell(story)
 
 
-def test_a_notice_behind_thousands_of_events_is_found_while_the_first_of_them_fail() -> None:
-    names = [chr(0x4E00 + number) for number in range(1000)]
-    told = Told(" ".join([*names, "nZ"]))
-    tries = 0
-    while (name := str(told.shown("next"))) != "nZ":
-        told.send(f"{name}-")
-        told.schedule.read()
-        told.now += FIRST_TRY_SECONDS + 0.01
-        tries += 1
-    assert tries == 1000 // (2 * PAGE_EVENTS) + 1  # this test reads twice for each try
+def test_what_failed_is_tried_at_once_when_the_process_stops_unless_the_receiver_asked_for_time() -> None:
+    told = Told("A nB")
+    told.tell("nB+ A- @10 A- @20 A- @30 A- @40 A- at=48.0 @41 next=")
+    told.is_draining = True
+    told.tell("next=A A~ blocked=True @100 next= @101 A+")
 
 
-def test_events_that_are_gone_because_of_the_size_limit_are_forgotten() -> None:
-    told = Told("A B C")
-    told.tell("A- @0.05")
-    told.stored.events.pop(1)
-    told.tell("next= at=0.05")
-    told.schedule.read()
-    told.tell("next=A")
+def test_the_rank_of_events() -> None:
+    now = 1_800_000_000.0
 
+    def rank(name: str, at: float | None = None, *, stored_at: float = now) -> tuple[int, float]:
+        start = None if at is None else iso_utc(datetime.fromtimestamp(at, UTC))
+        body = json.dumps({"data": {"NotBeforeUtc": start}}).encode()
+        event = StoredEvent(seq=1, id="1", type=f"io.imdsbridge.{name}.v1", stored_at=stored_at, body=body)
+        value = urgency(event, stored_at)
+        lanes = [
+            number
+            for number, (low, high) in enumerate(Now(wall=now, steady=now).lanes)
+            if value is not None and low <= value < high
+        ]
+        return (lanes or [REST_LANE])[0], value or 0.0
 
-@pytest.mark.parametrize("is_draining", [False, True])
-def test_what_failed_is_tried_soon_once_the_process_stops(is_draining: bool) -> None:
-    told = Told("A")
-    told.tell("A- @10 A- @20 A- @30 A- @40 A- at=48.0")
-    told.pace = replace(told.pace, is_draining=is_draining)
-    told.tell(f"@41 next={'A' if is_draining else ''}")
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("scheduledevent.scheduled", 0),
-        ("scheduledevent.started", 0),
-        ("scheduledevent.updated", 0),
-        ("scheduledevent.ended", 1),
-        ("approval.failed", 1),
-        ("document.changed", 2),
-        ("bridge.heartbeat", 2),
-    ],
-)
-def test_notices_are_the_most_urgent_and_then_receipts(name: str, expected: int) -> None:
-    stored = StoredEvent(seq=1, id="1", type=f"io.imdsbridge.{name}.v1", stored_at=5.0, body=b"{}")
-    assert urgency(stored) == (expected, 0.0 if expected else 5.0)
-
-
-def test_of_notices_the_one_with_the_earliest_not_before_is_the_most_urgent() -> None:
-    def notice(data: dict[str, str]) -> StoredEvent:
-        return StoredEvent(
-            seq=1, id="1", type=NOTICE, stored_at=9e9, body=json.dumps({"data": data}).encode()
-        )
-
-    sooner, later = ({"NotBeforeUtc": f"2026-11-20T10:0{minute}:00.000Z"} for minute in (1, 2))
-    assert urgency(notice(sooner)) < urgency(notice(later)) < urgency(notice({}))
+    in_order = [
+        rank("scheduledevent.scheduled", now + 30),
+        rank("scheduledevent.started"),  # as a notice of a minute
+        rank("scheduledevent.scheduled", now - 5000),  # likewise: late as it comes
+        rank("scheduledevent.updated", now + 119),
+        rank("scheduledevent.scheduled", now - 800, stored_at=now - 2000),
+        rank("scheduledevent.scheduled", now - 10, stored_at=now - 2000),
+        rank("scheduledevent.scheduled", now + 121),
+        rank("scheduledevent.scheduled", now + 3 * 86400),
+        rank("scheduledevent.ended", stored_at=now - 800),
+        rank("approval.failed"),
+    ]
+    assert in_order == sorted(in_order)
+    assert {
+        rank("document.changed"),
+        rank("bridge.heartbeat"),
+        rank("scheduledevent.scheduled", now - 901, stored_at=now - 5000),
+        rank("approval.accepted", stored_at=now - 901),
+    } == {(REST_LANE, 0.0), (REST_LANE, now - 901), (REST_LANE, RECEIPTS + now - 901)}
 
 
 # When a failed delivery is tried again
@@ -277,22 +283,3 @@ def test_what_the_receiver_asks_for_is_obeyed_unless_it_delays_an_urgent_event_w
     error = Unavailable("later", status=status, retry_after_seconds=90.0)
     pace = Pace(limit_seconds=60.0, is_urgent=is_urgent, is_draining=is_draining)
     assert Failure(error=error, count=9, at=0.0, share=1.0).retry_at(pace) == wait_seconds
-
-
-@pytest.mark.parametrize(
-    ("is_urgent", "status", "name", "wait_seconds"),
-    [
-        (True, 503, "nA", 2.0),
-        (False, 503, "nA", 60.0),
-        (True, None, "nA", 60.0),
-        (True, 503, "A", 60.0),
-    ],
-)
-def test_an_event_is_retried_often_only_if_it_is_a_young_notice_that_is_answered(
-    is_urgent: bool, status: int | None, name: str, wait_seconds: float
-) -> None:
-    queue = KeyQueue(urgency=(0 if name == "nA" else 2, 0.0))
-    queue.failure = Failure(error=NO_ANSWER, at=0.0, share=1.0, count=20)
-    failure = Failure(error=Unavailable("not now", status=status), at=100.0, share=1.0)
-    queue.fail(failure, Pace(limit_seconds=60.0, is_urgent=is_urgent))
-    assert queue.retry_at == 100.0 + wait_seconds

@@ -147,6 +147,27 @@ def test_a_message_id_is_taken_once_within_the_window() -> None:
     assert lab.queue.counts["duplicates"] == 1
 
 
+def test_an_entity_with_partitions_refuses_a_batch_of_several_and_drops_duplicates_within_one() -> None:
+    def key(text: str) -> dict[str, Any]:
+        return {"annotations": {"x-opt-partition-key": text}}
+
+    def batch(*given: dict[str, Any]) -> str:
+        try:
+            lab.broker.send("q", [content("x", **one) for one in given])
+        except Refused as refused:
+            return refused.condition
+        return ""
+
+    lab = Lab(EnablePartitioning=True)
+    assert batch({}, {}) == batch(key("a"), key("a")) == ""
+    assert batch(key("a"), key("b")) == batch(key("a"), {}) == NOT_ALLOWED
+    lab = Lab(EnablePartitioning=True, RequiresDuplicateDetection=True)
+    ids: list[dict[str, Any]] = [{"message_id": name, **key("a")} for name in ("1", "2")]
+    assert (batch(*ids), batch(ids[0]), batch(ids[1])) == (NOT_ALLOWED, "", "")
+    assert batch({**ids[0], **key("b")}) == batch(ids[0]) == ""
+    assert (lab.queue.counts["enqueued"], lab.queue.counts["duplicates"]) == (3, 1)
+
+
 # --- sessions ---
 
 

@@ -1,0 +1,232 @@
+"""What waits for one sink: whose turn it is, and what is noted of tries that failed.
+
+Of an order key only the first event that waits, its head, can be sent; the next one becomes the head once that is
+gone. So a query looks at heads alone, however much waits behind them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bridge.events.model import StoredEvent
+from bridge.events.urgency import RECEIPTS_LANE, REST_LANE, Now
+from bridge.outbox.rows import (
+    ALONE,
+    ALONE_DUE,
+    BEHIND,
+    FORGIVEN,
+    HELD,
+    NEW,
+    READ_BYTES,
+    SUSPECT,
+    SUSPECT_DUE,
+    Ledger,
+    stored_event,
+)
+from bridge.outbox.storage import Storage
+
+# So many of the most urgent retries that are due are compared.
+COMPARED_HEADS = 100
+
+
+class Head(NamedTuple):
+    """The first event that waits of an order key; the lower its `lane`, the more urgent it is (see Now.lanes)."""
+
+    lane: int
+    seq: int
+    key: int
+    urgency: float | None
+    state: int
+    tries: int
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has failed since it became the first of its key."""
+        return self.state != NEW
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the receiver has accepted others since this one failed: it is the cause if it fails again."""
+        return self.state in (FORGIVEN, ALONE, ALONE_DUE)
+
+
+class Turn(NamedTuple):
+    """Whose turn it can be.
+
+    Attributes:
+        fresh: what may be accepted, the most urgent first.
+        again: of the retries that are due, the one to try before others.
+        is_kept_back: whether there is something for whose kind it is too early.
+        due_at: when something else is due, in steady seconds, infinite for never.
+    """
+
+    fresh: Sequence[Head]
+    again: Head | None
+    is_kept_back: bool
+    due_at: float
+
+
+class Taken(NamedTuple):
+    """Events to send, in their order.
+
+    The receiver may have those in `sent`, by number, of an earlier try. `is_again`: one of them has failed before.
+    """
+
+    events: list[StoredEvent]
+    sent: set[int]
+    is_again: bool
+
+
+@dataclass(frozen=True)
+class Queue:
+    """What waits for the sink called `sink`. For the thread of the sink; `failures` and `notice` are for any."""
+
+    sink: str
+    storage: Storage
+
+    def turn(
+        self, now: Now, limit: int, *, may_begin: bool, may_retry: bool, is_resumed: bool = False
+    ) -> Turn:
+        """Return whose turn it is.
+
+        Args:
+            now: the time.
+            limit: how many heads may be sent at once.
+            may_begin: whether something may be tried for the first time.
+            may_retry: whether something that has failed may be tried.
+            is_resumed: whether the sink as a whole has waited; then all that failed is due, unless the receiver asked
+                for time, and what failed least often comes first.
+        """
+
+        def work(database: Ledger) -> Turn:
+            until = math.inf if is_resumed else now.steady
+            due_at = self._due_at(database)
+            if due_at <= until:
+                with database.transaction(synced=False):
+                    database.execute("promote", self.sink, until, now.steady)
+                due_at = self._due_at(database)
+            has_failed = bool(database.execute("has-failed", self.sink).fetchone())
+            states = [NEW] * may_begin + [FORGIVEN] * (may_retry and has_failed)
+            fresh = self._heads(database, states, now, limit)
+            failed = (SUSPECT_DUE, ALONE_DUE) if may_retry and has_failed else ()
+            again = self._heads(database, failed, now, COMPARED_HEADS)
+            again.sort(key=lambda head: (0 if is_resumed else head.lane, head.tries))
+            others = [NEW] * (not may_begin) + [FORGIVEN, SUSPECT_DUE, ALONE_DUE] * (not may_retry)
+            is_kept_back = not (fresh or again) and bool(self._heads(database, others, now, 1))
+            return Turn(fresh, again[0] if again else None, is_kept_back, due_at)
+
+        return self.storage.run(work)
+
+    def _due_at(self, database: Ledger) -> float:
+        row = database.execute("next-due", self.sink).fetchone()
+        return row[0] if row else math.inf
+
+    def _heads(self, database: Ledger, states: Sequence[int], now: Now, limit: int) -> list[Head]:
+        """Return heads in these states by lane; what is urgent no more, or never was, comes last and by number."""
+        found: list[Head] = []
+        is_urgent = self._has_urgent(database, states)
+        lanes = now.lanes if is_urgent else ()
+        for lane, bounds in enumerate(lanes):
+            for state in states:
+                rows = database.execute("heads", self.sink, state, *bounds, limit - len(found))
+                found += [Head(lane, *row) for row in rows]
+                if len(found) == limit:
+                    return found
+        for state in states:
+            left = limit - len(found)
+            rest = database.execute("heads-in-order", self.sink, state, left).fetchall()
+            for bounds in now.aged if is_urgent else ():
+                rest += database.execute("heads", self.sink, state, *bounds, left)
+            found += [Head(REST_LANE, *row) for row in sorted(rest)[:left]]
+        return found
+
+    def take(self, heads: Sequence[Head], limit: int, *, is_noted: bool) -> Taken:
+        """Return events to send, at most `limit`: these heads, and as many behind them as there is room for.
+
+        With `is_noted` it is remembered that they were sent, also over a restart.
+        """
+
+        def work(database: Ledger) -> Taken:
+            events: list[StoredEvent] = []
+            sent: set[int] = set()
+            room, size = limit - len(heads), 0
+            for head in heads:
+                before = len(events)
+                for *row, is_sent in database.execute("of-key", self.sink, head.key, room + 1):
+                    events.append(stored_event(row))
+                    sent |= {events[-1].seq} if is_sent else set()
+                    size += len(events[-1].body)
+                room -= len(events) - before - 1
+                if size >= READ_BYTES:
+                    break
+            events.sort(key=lambda event: event.seq)
+            for event in events if is_noted else ():
+                if event.seq not in sent:
+                    database.execute("note-sent", 1, self.sink, event.seq)
+            return Taken(events, sent, any(head.has_failed for head in heads))
+
+        return self.storage.run(work, synced=False if is_noted else None)
+
+    def head(self, seq: int) -> Head | None:
+        """Return the head with this number, None if it is none or does not wait any more; its lane is not known."""
+        row = self._row("head", self.sink, seq)
+        return Head(0, *row) if row else None
+
+    def note_unsent(self, seqs: Iterable[int]) -> None:
+        """Note that the receiver has clearly not got events."""
+        for seq in seqs:
+            self._write("note-sent", 0, self.sink, seq)
+
+    def note_failure(self, head: Head, *, due_at: float, is_cause: bool, is_asked: bool) -> None:
+        """Note that a head failed and is tried again at `due_at` (steady seconds).
+
+        `is_cause`: it fails although others are accepted; `is_asked`: the receiver has asked to wait until then.
+        """
+        state = ALONE if is_cause or is_asked else SUSPECT
+        self._write("note-failure", state, head.tries + 1, due_at, is_asked, self.sink, head.seq)
+
+    def forgive(self) -> None:
+        """Let all that failed while nothing was accepted be due at once."""
+        self._write("forgive", self.sink)
+
+    def release(self) -> bool:
+        """Hold nothing that is held by now; return whether anything was."""
+        return self._write("release", self.sink) > 0
+
+    def oldest(self) -> StoredEvent | None:
+        """Return the oldest event that waits."""
+        row = self._row("oldest-waiting", self.sink)
+        return stored_event(row) if row else None
+
+    def has_urgent(self) -> bool:
+        """Return whether a notice or a receipt waits."""
+        return self.storage.run(lambda database: self._has_urgent(database, range(BEHIND)))
+
+    def _has_urgent(self, database: Ledger, states: Sequence[int]) -> bool:
+        return any(database.execute("has-urgent", self.sink, state).fetchone() for state in states)
+
+    def failures(self) -> int:
+        """Return how often the event failed that failed most often, 0 if none waits for a retry."""
+        return int(self._row("most-tries", self.sink)[0])
+
+    def notice(self, now: Now, before: float) -> StoredEvent | None:
+        """Return the most urgent notice of those stored before `before` (steady seconds), None if none is urgent."""
+
+        def work(database: Ledger) -> StoredEvent | None:
+            for head in self._heads(database, range(HELD), now, COMPARED_HEADS):
+                event = stored_event(database.execute("event", head.seq).fetchone())
+                if head.lane < RECEIPTS_LANE and event.stored_at < before:
+                    return event
+            return None
+
+        return self.storage.run(work)
+
+    def _row(self, statement: str, *values: Any) -> Any:
+        return self.storage.run(lambda database: database.execute(statement, *values).fetchone())
+
+    def _write(self, statement: str, *values: Any) -> int:
+        """Return how many rows a statement has changed."""
+        return self.storage.run(lambda database: database.execute(statement, *values).rowcount, synced=False)

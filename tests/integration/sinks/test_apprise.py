@@ -1,0 +1,146 @@
+"""The sink for apprise with its own plugins for mail and JSON, against servers on this machine."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from email import message_from_bytes, policy
+from email.message import EmailMessage
+from pathlib import Path
+from socket import socket
+
+import pytest
+
+from bridge.errors import ConfigError, Misconfigured, Unavailable
+from bridge.runtime.text import redact
+from bridge.service.parts import build_sinks, filter_of
+from bridge.sinks.base import Inconclusive, Sink
+from tests.support.inbox import Inbox
+from tests.support.process import RawServer, closed_port, stored_event
+from tests.support.settings import read_settings
+from tests.support.sinks import failure
+
+HOSTILE = "@everyone <!channel> [click](https://evil.example) *bold*"
+EVENT = stored_event(
+    1, EventStatus="Scheduled", EventSource="Platform", Resources=["web-0"], Description=HOSTILE
+)
+
+Make = Callable[..., Sink]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Make sinks as the command does."""
+    with ExitStack() as stack:
+
+        def make(url: str, **settings: object) -> Sink:
+            read = read_settings(tmp_path, kind="apprise", url=url, **settings)
+            (sink,) = build_sinks({"ops": read}).values()
+            return stack.enter_context(closing(sink))
+
+        yield make
+
+
+class MailServer(RawServer):
+    """Takes mail without a login; `refuses` are the answers to the next recipients."""
+
+    def __init__(self, *refuses: str) -> None:
+        self.refuses = list(refuses)
+        self.mails: list[EmailMessage] = []
+        super().__init__(lambda _, connection: self._talk(connection))
+
+    def _talk(self, connection: socket) -> None:
+        lines = connection.makefile("rb")
+        connection.sendall(b"220 mail.example\r\n")
+        for line in lines:
+            word = line[:4].upper()
+            answer = "250 yes"
+            if word == b"RCPT" and self.refuses:
+                answer = self.refuses.pop(0)
+            elif word == b"DATA":
+                connection.sendall(b"354 go on\r\n")
+                text = b"".join(iter(lines.readline, b".\r\n"))
+                mail = message_from_bytes(text, policy=policy.default)
+                assert isinstance(mail, EmailMessage)
+                self.mails.append(mail)
+            elif word == b"QUIT":
+                return
+            connection.sendall(f"{answer}\r\n".encode())
+
+
+def test_a_mail_has_the_title_and_the_sentences_and_is_sent_again_after_a_refusal(make: Make) -> None:
+    with MailServer("451 later") as server:
+        sink = make(f"mailto://127.0.0.1:{server.port}?from=vm@example.org&to=ops@example.org&mode=insecure")
+        assert type(failure(sink, EVENT)) is Unavailable
+        sink.send([EVENT])
+        (mail,) = server.mails
+    shown = sink.preview(EVENT)
+    assert mail["to"] == "ops@example.org"
+    assert f"title: {mail['subject']}" == shown.head[0]
+    assert "Reboot of web-0" in mail["subject"]
+    body = mail.get_body(("plain",))
+    assert body is not None
+    assert "A restart: memory is lost, disks are kept." in body.get_content()
+
+
+def test_text_from_outside_cannot_mention_anyone_and_the_console_is_linked(
+    any_inbox: Inbox, tmp_path: Path
+) -> None:
+    settings = read_settings(tmp_path, kind="apprise", url=any_inbox.url.replace("http", "json"))
+    (sink,) = build_sinks({"ops": settings.linked("https://console.example")}).values()
+    sink.send([EVENT])
+    sent = any_inbox.accepted[0].json()
+    assert sent["title"].startswith("🟧 Reboot of web-0")
+    assert "everyone" in sent["message"]
+    for active in ("@everyone", "<!channel>", "[click]", "https://evil", "*bold*"):
+        assert active not in f"{sent['title']}{sent['message']}"
+    assert sent["message"].endswith(f"\nhttps://console.example/event/{EVENT.data['EventId']}".lower())
+
+
+def test_what_apprise_says_of_a_failure_is_in_the_error(
+    make: Make, any_inbox: Inbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    sink = make(any_inbox.url.replace("http://", "json://user:secret-password@"))
+    for status, kind in ((500, Unavailable), (401, Misconfigured), (404, Misconfigured)):
+        any_inbox.fault(status)
+        error = failure(sink, EVENT)
+        assert (type(error), f"error={status}" in str(error)) == (kind, True)
+    with closed_port() as url, pytest.raises(Unavailable, match="A Connection error occurred sending JSON"):
+        make(url.replace("http", "json")).send([EVENT])
+    with pytest.raises(Inconclusive):
+        sink.check()
+    assert len(any_inbox.received) == 3
+    assert "secret-password" not in redact(caplog.text)
+
+
+def test_no_part_of_an_url_is_shown(make: Make) -> None:
+    make("tgram://123456789:AAEhBOweik6ad9r_QXMENQjcrGbqCr4K-bc/-1001234567890")
+    assert redact("to AAEhBOweik6ad9r_QXMENQjcrGbqCr4K-bc") == "to ***"
+
+
+@pytest.mark.parametrize("url", ["nonsense://x", "https://example.org/hook", "json://", "json://a json://b"])
+def test_what_is_no_single_url_of_apprise_is_refused_at_the_start(make: Make, url: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"sinks\.ops: url: expected one URL of a service that apprise knows"
+    ):
+        make(url)
+
+
+def test_without_its_package_the_error_names_the_extra(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    with pytest.raises(ConfigError, match=r"install imds-bridge\[apprise\]"):
+        make("json://127.0.0.1")
+
+
+def test_like_a_chat_it_gets_notices_of_this_vm_of_the_last_hour(tmp_path: Path) -> None:
+    settings = read_settings(tmp_path, kind="apprise", url="json://127.0.0.1")
+    own, other = (
+        stored_event(1, AffectsThisVm=True, Resources=["web-0"], Vm={"Name": f"web-{number}"})
+        for number in (0, 1)
+    )
+    heartbeat = stored_event(2, type_="io.imdsbridge.bridge.heartbeat.v1")
+    assert [filter_of(settings).matches(one) for one in (own, other, heartbeat)] == [True, False, False]
+    assert (settings.max_age_seconds, settings.max_per_second) == (3600, 1)
