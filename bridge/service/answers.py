@@ -86,7 +86,10 @@ class AnswerBatch:
         """Record what has changed of what is known, unless it is a dry run."""
         if self._dry_run:
             return
-        if (known := after.dump()) != before.dump():
+        known = after.dump()
+        # without events a reset has nothing to hide
+        has_moved = known["events"] and after.incarnation != before.incarnation
+        if has_moved or known != before.dump():
             self._records[EVENTS, KNOWN] = {**known, "incarnation": after.incarnation}
         if (owed := after.dump_owed()) != before.dump_owed():
             self._records[STATE, OWED] = owed

@@ -165,13 +165,14 @@ class ListenerRig:
         self.programs: Counter[str] = Counter()  # how they ended, and events that started unprepared
         self.boot_id = "boot-1"
         self.on_commit: Callable[[], object] = lambda: None  # called before and after each commit
-        self._folder = folder
+        self.folder = folder
         self._events: list[dict[str, Any]] = []
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start a process on what is there."""
         self.outbox = _JournalOutbox(
-            StateFolder(self._folder),
+            StateFolder(self.folder),
             clock=self.clock,
             sinks={"audit": (Filter(types=("io.imdsbridge.*",)), True)},
             max_bytes=2**30,
@@ -216,7 +217,7 @@ class ListenerRig:
         self.settings = self.settings.model_copy(update=settings)
         self.imds.vm, self.boot_id = vm or self.imds.vm, vm.vm_id if vm else self.boot_id
         self.dry_run = dry_run
-        self._start()
+        self.start()
 
     def finish(self) -> None:
         """Stop as the process does when it gets a signal."""

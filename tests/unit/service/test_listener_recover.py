@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from bridge.service.status import find_urgent
 from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig, MakeListener
 from tests.support.machine import Machine, program
+from tests.support.outbox import FailingDisk, failing_disk, kill
 
 DRAIN, RECOVER, NEW = program(), program("recover"), program("new")
 RULE = {"run": [DRAIN], "recover": [RECOVER], "group": True}
@@ -24,6 +26,12 @@ OTHER_VM = replace(WEB_0, vm_id="99999999-bd52-4150-9748-7190aae1ff21")
 @pytest.fixture
 def machine() -> Machine:
     return Machine()
+
+
+@pytest.fixture
+def disk() -> Iterator[FailingDisk]:
+    with failing_disk() as disk:
+        yield disk
 
 
 @pytest.fixture
@@ -187,6 +195,48 @@ def test_after_a_reset_in_the_same_boot_an_event_that_had_not_started_may_come_b
     assert (RECOVER in machine.names) == is_over
     rig.run(10)
     assert RECOVER in machine.names
+
+
+def test_a_reset_is_seen_over_a_restart_also_after_changes_that_concern_others(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    event = prepared(rig, machine)
+    for _ in range(5):  # documents that change nothing for this VM
+        rig.imds.show(*rig.imds.events)
+        rig.run(1)
+    shown, rig.imds.incarnation = rig.imds.events, rig.imds.incarnation - 4
+    rig.restart()
+    rig.imds.show()
+    rig.run(30)
+    assert (machine.names, out_of_work(rig)[0]["IsHeld"]) == ([DRAIN], True)
+    rig.imds.show(*shown)
+    rig.run(1)
+    assert out_of_work(rig)[0]["Why"] == f"until Reboot {event} is over"
+
+
+def test_what_was_prepared_on_a_full_disk_is_put_back_after_a_kill(
+    rig: ListenerRig, machine: Machine, disk: FailingDisk
+) -> None:
+    disk.fail()
+    event = prepared(rig, machine)
+    disk.recover()
+    rig.folder = kill(rig.outbox, rig.folder, rig.folder.parent / "killed")
+    rig.imds.remove(event)
+    rig.start()
+    rig.run(1)
+    assert machine.names == [DRAIN, RECOVER]
+
+
+def test_what_recover_puts_back_counts_as_prepared_no_more(rig: ListenerRig, machine: Machine) -> None:
+    event = prepared(rig, machine)
+    shown = rig.imds.events
+    rig.imds.remove(event)
+    rig.run(1)
+    rig.imds.show(*shown)
+    rig.run(1)
+    machine.finish(code=0)
+    rig.run(1)
+    assert machine.names == [DRAIN, RECOVER, DRAIN]
 
 
 def test_recover_is_repeated_with_longer_pauses_and_needs_a_person_until_it_works(

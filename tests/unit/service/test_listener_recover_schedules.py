@@ -7,6 +7,7 @@ TEST_SCHEDULES says how many schedules; TEST_SCHEDULES_SEED makes the first one 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -15,12 +16,17 @@ from typing import Any
 
 import pytest
 
+from bridge.approvals import step
+from bridge.approvals.auto import Rules
+from bridge.approvals.state import Owed, State, Tries
 from bridge.config.approvals import AutoSettings
 from bridge.errors import ImdsError
 from bridge.runtime.program import KILL_AFTER_SECONDS, Result
 from tests.support.listener import ListenerRig
 from tests.support.machine import Machine, MachineRun, program
 from tests.unit.service.test_listener_schedules import SCHEDULES, SEED
+
+pytestmark = pytest.mark.timeout(max(120, 5 * SCHEDULES))
 
 RUN, SHORT, RECOVER, NEW = program("run"), program("short"), program("recover"), program("new")
 TIMEOUT_SECONDS = {RUN: 60.0, SHORT: 20.0}
@@ -442,6 +448,46 @@ def test_the_vm_is_put_back_to_work_once_its_events_are_over_whatever_happens(tm
     assert min(story[RUN], story[RECOVER]) > SCHEDULES
     if SCHEDULES >= 10:  # of a few, none may come so far
         assert story["POST"] > SCHEDULES / 2
+
+
+def beside(*given: Any) -> Owed:
+    one = held_back(*given)
+    return replace(one, held_by="" if one.held_by.endswith("has ended") else one.held_by)
+
+
+def never_again(_: object, fault: str, __: object) -> Tries:
+    return Tries(error=fault, next_at=math.inf)
+
+
+held_back = step._held_back
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "seed"),
+    [
+        ((step, "_stands"), lambda one, _: one.is_scheduled, 0),
+        ((step, "_held"), lambda *_, **__: None, 0),
+        ((step, "_held_back"), beside, 3),
+        ((step, "_type"), lambda _: "", 21),
+        ((step, "_failed"), never_again, 7),
+        ((State, "dump_owed"), lambda _: [], 0),
+        ((Rules, "may_name_this_vm"), Rules.names_this_vm, 6),
+    ],
+    ids=[
+        "an event that has started needs the VM out of work no more",
+        "what is not shown is absent",
+        "recover does not wait for the program",
+        "a preparation counts for an event of another type",
+        "what has failed is not repeated",
+        "what is owed is not stored",
+        "Resources that cannot be read name other VMs",
+    ],
+)
+def test_the_judge_sees_what_sabotage_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, value: Any, seed: int
+) -> None:
+    monkeypatch.setattr(*place, value)
+    assert any(World(tmp_path, seed + more, others_every=2.0).play() for more in range(40)), "nothing is seen"
 
 
 def test_events_of_other_vms_change_nothing(tmp_path: Path) -> None:

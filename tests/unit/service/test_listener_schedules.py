@@ -34,6 +34,7 @@ SCHEDULES = int(os.environ.get("TEST_SCHEDULES", "10"))
 # A change must not fail because of a schedule that it has nothing to do with: CI makes the same ones each time.
 NEW_SEED = 1 if os.environ.get("CI") else random.randrange(10**9)  # noqa: S311 - no secret
 SEED = int(os.environ.get("TEST_SCHEDULES_SEED", "0")) or NEW_SEED
+pytestmark = pytest.mark.timeout(max(120, 5 * SCHEDULES))
 NAMES = ("web-0", "web-1", "web-2")
 LAG_SECONDS = 2.0
 READ_SECONDS = 1.0
