@@ -14,7 +14,7 @@ var actions = [for id in actionGroupIds: {
   actionGroupId: id
 }]
 
-resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
+resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
   name: 'imds-bridge'
   location: location
   tags: tags
@@ -411,6 +411,22 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
         }
         actions: actions
       }
+    ]
+  }
+}
+
+resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
+  name: 'imds-bridge-2'
+  location: location
+  tags: tags
+  properties: {
+    description: 'Alerts of imds-bridge'
+    enabled: true
+    interval: 'PT1M'
+    scopes: [
+      workspaceId
+    ]
+    rules: [
       {
         alert: 'ImdsBridgeBusDown'
         expression: 'imds_bridge_bus_connected == 0'

@@ -22,6 +22,9 @@ DASHBOARD = FOLDER / "dashboard.json"
 # Azure Monitor's severities: 0 critical, 1 error, 2 warning.
 SEVERITIES = {"critical": 1, "warning": 2}
 
+# Azure's limit, which it does not raise: a larger group is refused as a whole.
+RULES_IN_A_GROUP = 20
+
 _HEAD = """\
 // Generated from rules.yaml: python -m infra.monitoring.generate
 metadata description = 'The alerts of imds-bridge for an Azure Monitor workspace that scrapes its metrics.'
@@ -38,9 +41,11 @@ param tags object = {}
 var actions = [for id in actionGroupIds: {
   actionGroupId: id
 }]
+"""
+_GROUP = """\
 
-resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
-  name: 'imds-bridge'
+resource alerts%d 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
+  name: '%s'
   location: location
   tags: tags
   properties: {
@@ -93,9 +98,23 @@ def read_rules() -> list[dict[str, Any]]:
     return rules
 
 
-def bicep() -> str:
-    """Return the Bicep module with every rule."""
-    return _HEAD + "".join(line for rule in read_rules() for line in _rule(rule)) + _TAIL
+def bicep(rules: list[dict[str, Any]]) -> str:
+    """Return the Bicep module with every rule, in as many groups as Azure needs."""
+    starts = range(0, len(rules), RULES_IN_A_GROUP)
+    groups = [rules[start : start + RULES_IN_A_GROUP] for start in starts]
+    return _HEAD + "".join(group(number, each) for number, each in enumerate(groups, 1))
+
+
+def group(number: int, rules: list[dict[str, Any]]) -> str:
+    """Return one group of rules.
+
+    Raises:
+        ValueError: Azure would refuse it.
+    """
+    if len(rules) > RULES_IN_A_GROUP:
+        raise ValueError(f"given {len(rules)} rules in a group, expected at most {RULES_IN_A_GROUP}")
+    name = "imds-bridge" if number == 1 else f"imds-bridge-{number}"
+    return _GROUP % (number, name) + "".join(line for rule in rules for line in _rule(rule)) + _TAIL
 
 
 def _rule(rule: dict[str, Any]) -> Iterator[str]:
@@ -133,4 +152,4 @@ def _text(value: str) -> str:
 
 
 if __name__ == "__main__":
-    BICEP.write_text(bicep())
+    BICEP.write_text(bicep(read_rules()))

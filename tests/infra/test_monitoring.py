@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 from pycep import BicepParser
 
 from bridge.service.metrics import Meter, StatusCollector
-from infra.monitoring.generate import BICEP, DASHBOARD, FOLDER, bicep, panels, read_rules
+from infra.monitoring.generate import BICEP, DASHBOARD, FOLDER, bicep, group, panels, read_rules
 from tests.support.clock import MovedClock
 from tests.support.paths import ROOT
 from tests.support.programs import build, run_program, tool
@@ -115,10 +116,21 @@ def test_the_rules_and_panels_name_metrics_and_labels_that_exist() -> None:
 
 
 def test_azure_monitor_gets_the_same_alerts() -> None:
-    text = BICEP.read_text()
-    assert text == bicep(), "run python -m infra.monitoring.generate"
-    assert "alerts" in BicepParser().parse(text=text)["resources"]
-    assert re.findall(r"alert: '(\w+)'", text) == NAMES
+    assert BICEP.read_text() == bicep(RULES), "run python -m infra.monitoring.generate"
+
+
+@pytest.mark.parametrize("count", [len(RULES), 20, 21, 60])
+def test_no_group_has_more_rules_than_azure_takes(count: int) -> None:
+    rules = (RULES * 3)[:count]
+    groups = BicepParser().parse(text=bicep(rules))["resources"].values()
+    given = [[rule["alert"] for rule in one["config"]["properties"]["rules"]] for one in groups]
+    assert [name for names in given for name in names] == [rule["alert"] for rule in rules]
+    assert max(map(len, given)) <= 20  # which Azure does not raise
+    names = [one["config"]["name"] for one in groups]
+    assert len(names) == len({*names}) == -(-count // 20)
+    assert names[0] == "imds-bridge"
+    with pytest.raises(ValueError, match="given 21 rules in a group, expected at most 20"):
+        group(1, (RULES * 3)[:21])
 
 
 def test_each_alert_has_a_section_in_the_runbook() -> None:
