@@ -199,7 +199,7 @@ preflight() {
     [ "$(answer)" = false ] || fail "the group $group exists: give a new name, since the whole group is removed in the end.
 trial: If an earlier trial left it behind: $here/trial.sh --remove --group $group"
     azure provider list --query "[?registrationState=='Registered'].namespace" --output tsv || fail "az cannot list providers: $(why)"
-    for tool in Compute EventGrid ManagedIdentity Network ServiceBus Storage; do
+    for tool in Compute EventGrid Insights ManagedIdentity Network ServiceBus Storage; do
         grep -qix "microsoft.$tool" "$scratch/out" || missing="$missing Microsoft.$tool"
     done
     [ -z "$missing" ] || fail "not registered in this subscription:$missing. For each: az provider register --wait --namespace NAME"

@@ -17,7 +17,7 @@ param relayPrincipalIds string[] = []
 @description('Object ids of users, groups or identities that may send approve commands and read the receipts.')
 param approverPrincipalIds string[] = []
 
-@description('Principal type of the approvers; a group can contain users and managed identities.')
+@description('Principal type of all the approvers; a group can contain users and managed identities.')
 @allowed(['Group', 'ServicePrincipal', 'User'])
 param approverPrincipalType string = 'Group'
 
@@ -31,7 +31,7 @@ param auditPrincipalType string = 'Group'
 param location string = resourceGroup().location
 param tags object = {}
 
-@description('Topics and sessions need Standard at least; private endpoints need Premium.')
+@description('Topics and sessions need Standard at least; private endpoints need Premium. It is chosen once: a deployment cannot turn a Standard namespace into a Premium one.')
 @allowed(['Standard', 'Premium'])
 param sku string = 'Standard'
 
@@ -39,7 +39,9 @@ param sku string = 'Standard'
 @allowed([1, 2, 4, 8, 16])
 param capacity int = 1
 
+@maxLength(260)
 param topicName string = 'scheduled-events'
+@maxLength(260)
 param queueName string = 'approvals'
 
 @description('Name of an Event Grid topic for the same events; empty: none.')
@@ -50,13 +52,15 @@ param eventGridTopicName string = ''
 param eventGridIdentity bool = false
 
 @description('Name of a Logic App that asks in Teams for approvals; empty: none.')
+@maxLength(80)
 param logicAppName string = ''
 
-@description('Ids of the team and the channel in which it asks.')
+@description('Ids of the team and the channel in which it asks; it needs both.')
 param teamId string = ''
 param channelId string = ''
 
 @description('Name of a Function app that keeps an audit trail, unique in all of Azure; empty: none.')
+@maxLength(60)
 param functionName string = ''
 
 @description('Name of the storage account of the Function app.')
@@ -70,17 +74,20 @@ param functionSubnetId string = ''
 @description('Public addresses that may reach the storage of the Function app, to read its table.')
 param functionStorageAllowedIpRanges string[] = []
 
+@description('URL of the Key Vault secret with the listeners\' signing secrets, with which the Function app checks receipts; empty: it does not check them.')
+param functionSigningSecretUrl string = ''
+
 @description('Name of a console on Container Apps, and of its managed identity, which has to exist; empty: none.')
 @maxLength(32)
 param consoleName string = ''
 
-@description('The image that the Dockerfile builds.')
+@description('The image that the Dockerfile builds; the console needs one.')
 param consoleImage string = ''
 
 @description('Login server of the registry that the console\'s identity may pull from; empty: the image is public.')
 param consoleRegistry string = ''
 
-@description('Client id of the app registration with which people sign in to the console.')
+@description('Client id of the app registration with which people sign in to the console, which needs one.')
 param consoleClientId string = ''
 
 @description('App roles or group ids that may look at the console; empty: everybody who may sign in.')
@@ -95,11 +102,11 @@ param consoleSigningSecretUrl string = ''
 @description('Resource id of a subnet for the console, delegated to Microsoft.App/environments; empty: none. It cannot be changed later.')
 param consoleSubnetId string = ''
 
-@description('Whether public networks may reach the namespace and the Event Grid topic. Each deployment sets it: what is closed belongs into the parameters. Disabled needs Premium.')
+@description('Whether public networks may reach the namespace and the Event Grid topic. Each deployment sets it: what is closed belongs into the parameters. Disabled leaves only private endpoints.')
 @allowed(['Enabled', 'Disabled'])
 param publicNetworkAccess string = 'Enabled'
 
-@description('Public addresses that may reach them, such as 203.0.113.0/24; empty: all. They need Premium.')
+@description('Public addresses that may reach them, such as 203.0.113.0/24; empty: all.')
 param allowedIpRanges string[] = []
 
 @description('Resource id of a subnet for private endpoints of the namespace and the Event Grid topic; empty: none. They need Premium.')
@@ -117,21 +124,85 @@ param workspaceId string = ''
 
 var isNotice = 'cloudEvents_type LIKE \'io.imdsbridge.scheduledevent.%\''
 var isReceipt = 'cloudEvents_type LIKE \'io.imdsbridge.approval.%\''
+
+// Somebody who is named twice gets a role once; Azure compares without regard to case, and refuses a second spelling.
 var publisherIds = union(forwardPrincipalIds, listenPrincipalIds)
+var listenerIds = union(listenPrincipalIds, [])
+var relayIds = union(relayPrincipalIds, [])
+var approverIds = union(approverPrincipalIds, [])
+var auditIds = union(auditPrincipalIds, [])
+var principals = [publisherIds, listenerIds, relayIds, approverIds, auditIds]
+var spelledTwice = join(flatten(filter(principals, ids => length(union(map(ids, id => toLower(id)), [])) < length(ids))), ', ')
+
+// One endpoint is named as the namespace, the other as the topic, unless both have one name.
+var gridEndpointName = (toLower(eventGridTopicName) == toLower(namespaceName)) ? '${eventGridTopicName}-topic' : eventGridTopicName
+
+// What Azure refuses only after minutes, or with a text that names no parameter, is refused at once. Without the
+// characters that it may have, nothing is left of a name.
+var lowerAlphanumeric = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i', 'j', 'k', 'l', 'm', 'n', 'o', 'p', 'q', 'r', 's', 't', 'u', 'v', 'w', 'x', 'y', 'z', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9']
+var hyphenated = concat(lowerAlphanumeric, ['-'])
+var punctuated = concat(hyphenated, ['_', '.', '(', ')'])
+var checks = [
+  {
+    isWrong: !empty(join(split(toLower(namespaceName), hyphenated), ''))
+    fault: 'namespaceName: given ${namespaceName}, expected letters, digits and hyphens'
+  }
+  {
+    isWrong: endsWith(namespaceName, '-') || endsWith(namespaceName, '-sb') || endsWith(namespaceName, '-mgmt')
+    fault: 'namespaceName: given ${namespaceName}, expected an end other than -, -sb and -mgmt'
+  }
+  {
+    isWrong: toLower(topicName) == toLower(queueName)
+    fault: 'queueName: given ${queueName}, expected another name than topicName'
+  }
+  {
+    isWrong: !empty(join(split(toLower(eventGridTopicName), hyphenated), ''))
+    fault: 'eventGridTopicName: given ${eventGridTopicName}, expected letters, digits and hyphens'
+  }
+  {
+    isWrong: !empty(join(split(toLower(logicAppName), punctuated), ''))
+    fault: 'logicAppName: given ${logicAppName}, expected letters, digits and -_.()'
+  }
+  {
+    isWrong: !empty(logicAppName) && (empty(teamId) || empty(channelId))
+    fault: 'logicAppName needs teamId and channelId'
+  }
+  {
+    isWrong: !empty(join(split(toLower(functionName), hyphenated), ''))
+    fault: 'functionName: given ${functionName}, expected letters, digits and hyphens'
+  }
+  {
+    isWrong: !empty(join(split(functionStorageName, lowerAlphanumeric), ''))
+    fault: 'functionStorageName: given ${functionStorageName}, expected lower-case letters and digits'
+  }
+  {
+    isWrong: !empty(join(split(consoleName, hyphenated), ''))
+    fault: 'consoleName: given ${consoleName}, expected lower-case letters, digits and hyphens'
+  }
+  {
+    isWrong: !empty(consoleName) && (empty(consoleImage) || empty(consoleClientId))
+    fault: 'consoleName needs consoleImage and consoleClientId'
+  }
+  {
+    isWrong: !empty(privateEndpointSubnetId) && (sku != 'Premium')
+    fault: 'privateEndpointSubnetId needs sku Premium'
+  }
+]
+var faults = join(map(filter(checks, one => one.isWrong), one => one.fault), '; ')
 
 module bus 'modules/servicebus.bicep' = {
   name: 'imds-bridge-servicebus'
   params: {
-    name: namespaceName
+    name: empty(faults) ? namespaceName : fail(faults)
     location: location
     tags: tags
     sku: sku
     capacity: capacity
     topicName: topicName
     queueName: queueName
-    publisherIds: publisherIds
-    listenerIds: listenPrincipalIds
-    approverIds: approverPrincipalIds
+    publisherIds: empty(spelledTwice) ? publisherIds : fail('principal ids: given two spellings of one among ${spelledTwice}, expected one')
+    listenerIds: listenerIds
+    approverIds: approverIds
     approverType: approverPrincipalType
     publicNetworkAccess: publicNetworkAccess
     allowedIpRanges: allowedIpRanges
@@ -170,7 +241,7 @@ module audit 'modules/subscription.bicep' = if (!empty(auditPrincipalIds)) {
     namespaceName: namespaceName
     topicName: topicName
     name: 'audit'
-    receiverIds: auditPrincipalIds
+    receiverIds: auditIds
     receiverType: auditPrincipalType
   }
   dependsOn: [
@@ -187,7 +258,7 @@ module relay 'modules/subscription.bicep' = if (!empty(relayPrincipalIds)) {
     filter: '${isNotice} OR ${isReceipt}'
     timeToLive: 'P1D'
     deadLetterExpired: false // old events are not worth a chat message
-    receiverIds: relayPrincipalIds
+    receiverIds: relayIds
   }
   dependsOn: [
     bus
@@ -203,7 +274,7 @@ module receiptsRead 'modules/subscription.bicep' = if (!empty(approverPrincipalI
     filter: isReceipt
     timeToLive: 'PT1H'
     deadLetterExpired: false // approve --wait only peeks at receipts
-    receiverIds: approverPrincipalIds
+    receiverIds: approverIds
     receiverType: approverPrincipalType
   }
   dependsOn: [
@@ -228,7 +299,7 @@ module grid 'modules/eventgrid.bicep' = if (!empty(eventGridTopicName)) {
 module gridEndpoint 'modules/privateendpoint.bicep' = if (!empty(eventGridTopicName) && !empty(privateEndpointSubnetId)) {
   name: 'imds-bridge-eventgrid-endpoint'
   params: {
-    name: eventGridTopicName
+    name: gridEndpointName
     location: location
     tags: tags
     subnetId: privateEndpointSubnetId
@@ -266,6 +337,7 @@ module function 'modules/function.bicep' = if (!empty(functionName)) {
     topicName: topicName
     subnetId: functionSubnetId
     storageAllowedIpRanges: functionStorageAllowedIpRanges
+    signingSecretUrl: functionSigningSecretUrl
     workspaceId: workspaceId
   }
 }

@@ -29,10 +29,11 @@ import yaml
 
 from bridge.config.loader import load
 from bridge.formats.samples import samples
-from tests.support.bicep import parser, tree
+from tests.support.bicep import deploy, parser, read_parameters, tree
 from tests.support.pages import PAGES
 from tests.support.paths import ROOT
 from tests.support.programs import tool
+from tests.support.snapshots import DATA
 
 FOLDER = ROOT / "infra" / "azure-trial"
 SCRIPT = FOLDER / "trial.sh"
@@ -708,3 +709,11 @@ def test_the_script_gives_what_the_templates_need_and_reads_their_outputs() -> N
         )
     read = re.findall(r"(\w+)\.value", text.partition("outputs='")[2].partition("'")[0])
     assert read == [*parser().parse(text=(FOLDER / "base.bicep").read_text())["outputs"]]
+
+
+def test_the_script_looks_for_every_resource_provider_that_the_templates_need() -> None:
+    made = deploy(*read_parameters(DATA / "trial.bicepparam"))
+    needed = {one.type.partition("/")[0].removeprefix("Microsoft.") for one in made} | {"Compute"}  # the VMs
+    always = {"Authorization", "Resources"}
+    looked_for = re.findall(r"for tool in (Compute .*?);", SCRIPT.read_text())
+    assert [" ".join(sorted(needed - always))] == looked_for

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,25 @@ import pytest
 from bridge.formats.samples import samples
 from bridge.lab.servicebus.filters import Sql
 from bridge.sinks.servicebus import to_message
-from tests.support.bicep import FILES, FOLDER, body, evaluate, properties, resources, tree
+from tests.support.bicep import (
+    DEPLOYMENT,
+    FILES,
+    FOLDER,
+    Refused,
+    body,
+    deploy,
+    dotted,
+    evaluate,
+    properties,
+    read_parameters,
+    resources,
+    tree,
+)
 from tests.support.paths import ROOT
+from tests.support.snapshots import DATA, PARAMETERS, compare
 
 README = (FOLDER / "README.md").read_text()
+MINIMAL, EVERYTHING = DATA / "minimal.bicepparam", DATA / "everything.bicepparam"
 
 KEYWORDS = {"true", "false", "null", "if", "for", "in", "existing"}
 BUS = "Microsoft.ServiceBus/namespaces"
@@ -39,15 +55,14 @@ ROLES = {
     ("modules/eventgrid.bicep", "publisherIds", GRID_SENDER, "Microsoft.EventGrid/topics"),
     (
         "modules/loganalytics.bicep",
-        "publisherIds",
+        "publishers",
         METRICS_PUBLISHER,
         "Microsoft.Insights/dataCollectionRules",
     ),
-    ("modules/logicapp.bicep", "workflow", SENDER, f"{BUS}/queues"),
-    ("modules/console.bicep", "identity", SENDER, f"{BUS}/queues"),
-    ("modules/function.bicep", "app", BLOB_OWNER, STORAGE),
-    ("modules/function.bicep", "app", TABLE_CONTRIBUTOR, STORAGE),
-    ("modules/function.bicep", "app", METRICS_PUBLISHER, "Microsoft.Insights/components"),
+    ("modules/sender.bicep", "principalId", SENDER, f"{BUS}/queues"),
+    ("modules/functionroles.bicep", "principalId", BLOB_OWNER, STORAGE),
+    ("modules/functionroles.bicep", "principalId", TABLE_CONTRIBUTOR, STORAGE),
+    ("modules/functionroles.bicep", "principalId", METRICS_PUBLISHER, "Microsoft.Insights/components"),
 }
 
 
@@ -102,6 +117,72 @@ def test_every_module_gets_the_parameters_that_it_has_and_has_the_outputs_that_a
     assert {module for _, _, module, _ in used} | alone == set(FILES)
     example = json.loads((FOLDER / "example.parameters.json").read_text())["parameters"]
     assert required("main.bicep") <= example.keys() <= tree("main.bicep")["parameters"].keys()
+
+
+@pytest.mark.parametrize("file", PARAMETERS, ids=lambda file: file.stem)
+def test_a_deployment_makes_nothing_twice_and_what_the_list_says(file: Path) -> None:
+    """The workflow `test` compares the list with what Bicep itself says."""
+    made = [*deploy(*read_parameters(file))]
+    places = [(one.type, one.scope, one.name.lower()) for one in made]  # which Azure takes for the same
+    assert sorted(set(places)) == sorted(places)
+    assert max(len(one.name) for one in made if one.type == DEPLOYMENT) <= 64
+    found = [{"type": one.type, "name": one.name} for one in made if one.type != DEPLOYMENT]
+    snapshot: dict[str, Any] = {"predictedResources": found, "diagnostics": []}
+    assert compare(file.stem, snapshot) == [], "run python -m tests.support.bicep"
+    first = found.pop(0)
+    assert compare(file.stem, snapshot) == [f"only in the list: {file.stem} {first['type']} {first['name']}"]
+    assert compare(file.stem, {**snapshot, "diagnostics": ["not evaluated"]}) == []
+    found.append({**first, "name": "another"})
+    assert compare(file.stem, snapshot)[0] == f"not in the list: {file.stem} {first['type']} another"
+
+
+IMAGE, CLIENT = {"consoleImage": "contoso.azurecr.io/imds-bridge:0.1.0"}, {"consoleClientId": "6" * 36}
+LETTERS = "expected letters, digits and hyphens"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"namespaceName": "contoso_shop"}, f"namespaceName: given contoso_shop, {LETTERS}"),
+        ({"namespaceName": "contoso-sb"}, "namespaceName: given contoso-sb, expected an end other than"),
+        ({"topicName": "x" * 261}, "topicName: given a length of 261"),
+        ({"queueName": "x" * 261}, "queueName: given a length of 261"),
+        ({"queueName": "Scheduled-Events"}, "queueName: given Scheduled-Events, expected another name"),
+        ({"eventGridTopicName": "con.toso"}, f"eventGridTopicName: given con.toso, {LETTERS}"),
+        (
+            {"logicAppName": "ask!", "teamId": "1", "channelId": "2"},
+            "logicAppName: given ask!, expected letters",
+        ),
+        ({"logicAppName": "ask", "teamId": "1"}, "logicAppName needs teamId and channelId"),
+        ({"functionName": "con_toso"}, f"functionName: given con_toso, {LETTERS}"),
+        ({"functionName": "x" * 61}, "functionName: given a length of 61"),
+        (
+            {"functionStorageName": "Contoso"},
+            "functionStorageName: given Contoso, expected lower-case letters",
+        ),
+        ({"consoleName": "Console", **IMAGE, **CLIENT}, "consoleName: given Console, expected lower-case"),
+        ({"consoleName": "console", **IMAGE}, "consoleName needs consoleImage and consoleClientId"),
+        ({"consoleName": "console", **CLIENT}, "consoleName needs consoleImage and consoleClientId"),
+        ({"privateEndpointSubnetId": "/subnets/x"}, "privateEndpointSubnetId needs sku Premium"),
+        ({"listenPrincipalIds": ["A1", "a1"]}, "principal ids: given two spellings of one among .*A1, a1"),
+        ({"consoleName": "C", "functionName": "_"}, "functionName: .*; consoleName: .*; consoleName needs"),
+    ],
+)
+def test_what_azure_would_refuse_late_is_refused_at_once(given: dict[str, Any], expected: str) -> None:
+    template, parameters = read_parameters(MINIMAL)
+    with pytest.raises(Refused, match=expected):
+        [*deploy(template, {**parameters, **given})]
+
+
+def test_a_scale_set_has_no_extra_vms_and_more_than_a_hundred_need_several_placement_groups() -> None:
+    [(_, _, scale_set)] = resources("Microsoft.Compute/virtualMachineScaleSets")
+    assert scale_set["properties"]["overprovision"] is False
+    capacity, several = scale_set["sku"]["capacity"], scale_set["properties"]["singlePlacementGroup"]
+    for count, single, expected in ((100, True, (100, None)), (101, False, (101, False))):
+        values = {"instanceCount": count, "singlePlacementGroup": single}
+        assert (evaluate(capacity, values), evaluate(several, values)) == expected
+    with pytest.raises(Refused, match="need singlePlacementGroup false"):
+        evaluate(capacity, {"instanceCount": 101, "singlePlacementGroup": True})
 
 
 @pytest.mark.parametrize(
@@ -165,38 +246,53 @@ def test_each_subscription_receives_what_it_is_for_and_what_records_keeps_it_bey
         assert found[name].get("deadLetterExpired", True) == (name in ("audit", "function")), name
 
 
-def owner(value: Any) -> str:
-    """Return the object whose property a value is; a name is returned as it is."""
-    return str(value["operator"]["operands"]["operand_1"] if isinstance(value, dict) else value)
-
-
 def test_every_role_is_scoped_to_what_it_is_for_and_there_are_no_others() -> None:
     found = set()
     for file, name, config in resources(ROLE):
         loop = tree(file)["resources"][name]["config"].get("loop_type")
         given = config["properties"]
-        whom = owner(given["principalId"])
-        assert not loop or whom == loop["detail"]["item_name"]
+        whom = given["principalId"]
+        # Of one that is only known at run time, no name could be made.
+        assert whom == loop["detail"]["item_name"] if loop else whom in tree(file)["parameters"]
         role = tree(file)["variables"][given["roleDefinitionId"]]["value"]["function"]
         assert role["type"] == "subscription_resource_id"
         assert role["parameters"]["resource_type"] == "Microsoft.Authorization/roleDefinitions"
         which = role["parameters"]["resource_name_1"]
         where = tree(file)["resources"][config["scope"]]["type"]
         found.add((file, loop["detail"]["array_name"] if loop else whom, which, where))
-        # Its name is made of where, whom and which, so that no two have the same.
-        parts = [owner(part) for part in config["name"]["function"]["parameters"].values()]
-        assert parts == [config["scope"], whom, given["roleDefinitionId"]], (file, name)
+        # Its name is made of where, whom and which: nobody has a role under two names, and another one has another.
+        first, *parts = config["name"]["function"]["parameters"].values()
+        assert first["operator"]["operands"] == {"operand_1": config["scope"], "operand_2": "id"}
+        assert parts == [whom, given["roleDefinitionId"]], (file, name)
     assert found == ROLES
+    own = {
+        (file, ".".join(dotted(given["principalId"])))
+        for file, _, _, given in modules()
+        if "principalId" in given
+    }
+    assert own == {
+        ("modules/logicapp.bicep", "workflow.identity.principalId"),
+        ("modules/console.bicep", "identity.properties.principalId"),
+        ("modules/function.bicep", "app.identity.principalId"),
+    }
 
 
 def test_forward_may_publish_and_listen_may_publish_and_take_commands() -> None:
-    union = tree("main.bicep")["variables"]["publisherIds"]["value"]["function"]
-    assert union["type"] == "union"  # an identity in both gets the role once
-    assert sorted(union["parameters"].values()) == ["forwardPrincipalIds", "listenPrincipalIds"]
-    given = {name: params for file, name, _, params in modules() if file == "main.bicep"}
-    assert given["bus"]["publisherIds"] == given["grid"]["publisherIds"] == "publisherIds"
-    assert given["bus"]["listenerIds"] == "listenPrincipalIds"
-    assert given["bus"]["approverIds"] == given["receiptsRead"]["receiverIds"] == "approverPrincipalIds"
+    template, parameters = read_parameters(EVERYTHING)  # has an identity for both
+    made = [one for one in deploy(template, parameters) if one.type == ROLE]
+    found = {
+        tuple(part.rpartition("/")[2] for part in one.name.removesuffix(")").split(", ")) for one in made
+    }
+    forward, listen, approver = (str(number) * 8 for number in (1, 2, 3))
+    who = {
+        (where, whom[:8], {SENDER: "sends", RECEIVER: "receives"}.get(role)) for where, whom, role in found
+    }
+    assert {one for one in who if one[0] in ("scheduled-events", "approvals", "receipts")} == {
+        *(("scheduled-events", one, "sends") for one in (forward, listen)),
+        *(("approvals", one, "receives") for one in (forward, listen)),
+        *(("approvals", one, "sends") for one in (approver, "[workflo", "[identit")),
+        ("receipts", approver, "receives"),
+    }
 
 
 def test_the_function_and_the_workflow_get_what_their_code_reads() -> None:
@@ -207,10 +303,23 @@ def test_the_function_and_the_workflow_get_what_their_code_reads() -> None:
     wanted |= {f"{connection}__fullyQualifiedNamespace", "AzureWebJobsStorage__accountName"}
     settings = [one["name"] for one in tree("modules/function.bicep")["variables"]["settings"]["value"]]
     assert sorted(settings) == sorted(wanted)
+    # Each deployment replaces all settings, and a Function without this one checks no receipt.
+    variables = tree("modules/function.bicep")["variables"]
+    values = {"signingSecretUrl": "https://contoso.example/signing"}
+    assert evaluate(variables["signingSettings"]["value"], values) == [
+        {
+            "name": "SIGNING_SECRETS",
+            "value": "@Microsoft.KeyVault(SecretUri=https://contoso.example/signing)",
+        }
+    ]
+    assert evaluate(variables["signingSettings"]["value"], {"signingSecretUrl": ""}) == []
+    app = properties("Microsoft.Web/sites")["siteConfig"]["appSettings"]
+    assert "signingSettings" in app["function"]["parameters"].values()
+    assert used_in_main()["function"]["signingSecretUrl"] == "functionSigningSecretUrl"
     definition = (FOLDER.parent / "consumers" / "logicapp" / "definition.json").read_text()
-    given = properties("Microsoft.Logic/workflows")["parameters"]
-    connections = given["'$connections'"]["value"]
-    assert {name.strip("'") for name in given} <= json.loads(definition)["parameters"].keys()
+    logic = properties("Microsoft.Logic/workflows")["parameters"]
+    connections = logic["'$connections'"]["value"]
+    assert {name.strip("'") for name in logic} <= json.loads(definition)["parameters"].keys()
     assert connections.keys() == set(re.findall(r"\['(\w+)'\]\['connectionId'\]", definition))
 
 
@@ -406,3 +515,14 @@ def test_the_readme_names_required_parameters_and_the_entities_that_are_deployed
         "queue": {parameters["queueName"]["default"]},
         "subscription": {"relay", "receipts"},
     }
+
+
+def test_readme_and_changelog_delete_the_five_roles_under_their_old_names() -> None:
+    """Azure refuses a role under a second name, and each of these has a new one."""
+    roles = ["Azure Service Bus Data Sender"] * 2
+    roles += ["Storage Blob Data Owner", "Storage Table Data Contributor", "Monitoring Metrics Publisher"]
+    for text in (README, (ROOT / "CHANGELOG.md").read_text()):
+        block = text.partition('remove() { az role assignment delete --assignee "${1:?')[2].partition("```")[
+            0
+        ]
+        assert re.findall(r"(?m)^remove .* '([\w ]+)' \"", block) == roles

@@ -89,7 +89,7 @@ def test_the_console_may_send_commands_only_if_somebody_may_approve(tmp_path: Pa
     assert config.approvals.client_id == CLIENT_ID
     assert (config.approvals.namespace, config.approvals.queue) == (NAMESPACE, QUEUE)
     assert f'session = "{config.approvals.session}"' in README  # as forward and listen have it
-    assert tree(MODULE)["resources"]["sends"]["config"]["condition"] == "approves"
+    assert tree(MODULE)["modules"]["sends"]["config"]["condition"] == "approves"
 
 
 def test_the_secret_that_signs_commands_stays_in_the_key_vault() -> None:
@@ -111,7 +111,7 @@ def test_the_parameters_and_the_app_roles_of_the_readme_fit() -> None:
 
 def test_people_sign_in_with_tokens_for_this_app_before_the_console_may_receive_or_send() -> None:
     names = {"federated": tree(MODULE)["variables"]["federated"]["value"], "clientId": CLIENT_ID}
-    auth = evaluate(properties(f"{APP}/authConfigs"), {**names, "environment": "", "tenant": ""})
+    auth = evaluate(properties(f"{APP}/authConfigs"), names)
     entra = auth["identityProviders"]["azureActiveDirectory"]
     [secret] = console()["configuration"]["secrets"]
     assert secret == {"name": entra["registration"]["clientSecretSettingName"], "value": CLIENT_ID}
@@ -120,7 +120,7 @@ def test_people_sign_in_with_tokens_for_this_app_before_the_console_may_receive_
     assert auth["globalValidation"]["unauthenticatedClientAction"] == "RedirectToLoginPage"
     assert console()["configuration"]["ingress"]["allowInsecure"] is False
     assert tree(MODULE)["modules"]["subscribed"]["config"]["dependsOn"] == ["auth"]
-    assert tree(MODULE)["resources"]["sends"]["config"]["config"]["dependsOn"] == ["auth"]
+    assert tree(MODULE)["modules"]["sends"]["config"]["config"]["dependsOn"] == ["auth"]
 
 
 def test_the_one_writer_of_a_store_is_given_the_time_to_end_and_a_volume_where_it_writes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -105,3 +106,9 @@ def test_an_event_of_every_type_is_kept_once_and_whole_and_what_is_none_is_refus
     faults = {event.id: rows[event.id]["SignatureFault"] for event in receipts}
     assert faults.pop(signed.id) == ""
     assert {*faults.values()} == {"it is not signed"}
+    # Azure hands out the reference itself where it cannot read the secret, which must not dead-letter receipts.
+    monkeypatch.setenv("SIGNING_SECRETS", "@Microsoft.KeyVault(SecretUri=https://contoso.example/signing)")
+    later = replace(signed, id="later", body=signed.body.replace(signed.id.encode(), b"later"))
+    call(app, later.body, sign([SECRET], later.id, AT, later.body))
+    [row] = service.get_table_client(app.TABLE).query_entities("id eq 'later'")
+    assert row["SignatureFault"] == "the app cannot read SIGNING_SECRETS from the Key Vault"

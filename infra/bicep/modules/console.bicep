@@ -37,7 +37,6 @@ var approves = !empty(approvers)
 var signs = approves && !empty(signingSecretUrl)
 // Container Apps knows this name: the identity in it signs in for the app registration, in place of a secret.
 var federated = 'override-use-mi-fic-assertion-client-id'
-var dataSender = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '69a216fc-b8fb-44d8-bc22-1f3c2cd27a39')
 
 resource identity 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' existing = {
   name: name
@@ -302,7 +301,7 @@ resource auth 'Microsoft.App/containerApps/authConfigs@2025-01-01' = {
 
 // The roles come after the sign-in: until then anybody could pretend to be signed in, to a console without events.
 module subscribed 'subscription.bicep' = {
-  name: '${name}-subscription'
+  name: 'imds-bridge-console-subscription'
   params: {
     namespaceName: namespaceName
     topicName: topicName
@@ -317,22 +316,12 @@ module subscribed 'subscription.bicep' = {
   ]
 }
 
-resource bus 'Microsoft.ServiceBus/namespaces@2024-01-01' existing = {
-  name: namespaceName
-}
-
-resource queue 'Microsoft.ServiceBus/namespaces/queues@2024-01-01' existing = {
-  parent: bus
-  name: queueName
-}
-
-resource sends 'Microsoft.Authorization/roleAssignments@2022-04-01' = if (approves) {
-  scope: queue
-  name: guid(queue.id, identity.id, dataSender)
-  properties: {
-    roleDefinitionId: dataSender
+module sends 'sender.bicep' = if (approves) {
+  name: 'imds-bridge-console-sender'
+  params: {
+    namespaceName: namespaceName
+    queueName: queueName
     principalId: identity.properties.principalId
-    principalType: 'ServicePrincipal'
   }
   dependsOn: [
     auth

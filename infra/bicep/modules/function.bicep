@@ -14,15 +14,15 @@ param subnetId string
 @description('Public addresses that may reach the storage, to read the table; without them, only the subnet may.')
 param storageAllowedIpRanges string[]
 
+@description('URL of the Key Vault secret with the listeners\' signing secrets; empty: receipts are not checked.')
+param signingSecretUrl string
+
 @description('Log Analytics workspace for Application Insights; empty: none.')
 param workspaceId string
 
 var subscriptionName = 'function'
 var deployments = 'deployments'
 var subnetName = 'function'
-var blobDataOwner = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', 'b7e6dc6d-f1e8-4753-8033-0f276bb0955b')
-var tableDataContributor = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '0a9a7e1f-b9d0-4cc4-a60d-0319b160aaa3')
-var metricsPublisher = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '3913510d-42f4-4e42-8a64-420c390055eb')
 
 // The app reaches its storage through this subnet. Its range leads nowhere else, so it cannot collide.
 resource network 'Microsoft.Network/virtualNetworks@2024-05-01' = if (empty(subnetId)) {
@@ -162,6 +162,14 @@ var insightsSettings = empty(workspaceId) ? [] : [
   }
 ]
 
+// Each deployment replaces all settings: one that is not here is gone.
+var signingSettings = empty(signingSecretUrl) ? [] : [
+  {
+    name: 'SIGNING_SECRETS'
+    value: '@Microsoft.KeyVault(SecretUri=${signingSecretUrl})'
+  }
+]
+
 resource app 'Microsoft.Web/sites@2024-04-01' = {
   name: name
   location: location
@@ -195,7 +203,7 @@ resource app 'Microsoft.Web/sites@2024-04-01' = {
     }
     siteConfig: {
       minTlsVersion: '1.2'
-      appSettings: concat(settings, insightsSettings)
+      appSettings: concat(settings, insightsSettings, signingSettings)
     }
   }
   dependsOn: [
@@ -204,7 +212,7 @@ resource app 'Microsoft.Web/sites@2024-04-01' = {
 }
 
 module subscribed 'subscription.bicep' = {
-  name: '${name}-subscription'
+  name: 'imds-bridge-function-subscription'
   params: {
     namespaceName: namespaceName
     topicName: topicName
@@ -215,32 +223,12 @@ module subscribed 'subscription.bicep' = {
   }
 }
 
-resource ownsBlobs 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
-  scope: storage
-  name: guid(storage.id, app.id, blobDataOwner)
-  properties: {
-    roleDefinitionId: blobDataOwner
+module roles 'functionroles.bicep' = {
+  name: 'imds-bridge-function-roles'
+  params: {
+    storageName: storage.name
+    insightsName: name
+    hasInsights: !empty(workspaceId)
     principalId: app.identity.principalId
-    principalType: 'ServicePrincipal'
-  }
-}
-
-resource writesTables 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
-  scope: storage
-  name: guid(storage.id, app.id, tableDataContributor)
-  properties: {
-    roleDefinitionId: tableDataContributor
-    principalId: app.identity.principalId
-    principalType: 'ServicePrincipal'
-  }
-}
-
-resource publishesMetrics 'Microsoft.Authorization/roleAssignments@2022-04-01' = if (!empty(workspaceId)) {
-  scope: insights
-  name: guid(insights.id, app.id, metricsPublisher)
-  properties: {
-    roleDefinitionId: metricsPublisher
-    principalId: app.identity.principalId
-    principalType: 'ServicePrincipal'
   }
 }

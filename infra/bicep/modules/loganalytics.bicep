@@ -15,6 +15,7 @@ param publisherIds string[]
 param retentionInDays int = 30
 
 var metricsPublisher = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '3913510d-42f4-4e42-8a64-420c390055eb')
+var publishers = union(publisherIds, []) // somebody who is named twice gets the role once
 var tableName = 'ScheduledEvents_CL'
 var columns = [
   {
@@ -121,7 +122,7 @@ resource rule 'Microsoft.Insights/dataCollectionRules@2023-03-11' = {
   ]
 }
 
-resource publisherWrites 'Microsoft.Authorization/roleAssignments@2022-04-01' = [for id in publisherIds: {
+resource publisherWrites 'Microsoft.Authorization/roleAssignments@2022-04-01' = [for id in publishers: {
   scope: rule
   name: guid(rule.id, id, metricsPublisher)
   properties: {

@@ -18,7 +18,6 @@ param workspaceId string
 var subscriptionName = 'logicapp'
 var serviceBusApi = subscriptionResourceId('Microsoft.Web/locations/managedApis', location, 'servicebus')
 var teamsApi = subscriptionResourceId('Microsoft.Web/locations/managedApis', location, 'teams')
-var dataSender = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '69a216fc-b8fb-44d8-bc22-1f3c2cd27a39')
 
 // any(): parameterValueSet, without which the connection would need a key, is missing from the type.
 resource busConnection 'Microsoft.Web/connections@2016-06-01' = {
@@ -124,7 +123,7 @@ resource logs 'Microsoft.Insights/diagnosticSettings@2021-05-01-preview' = if (!
 }
 
 module subscribed 'subscription.bicep' = {
-  name: '${name}-subscription'
+  name: 'imds-bridge-logicapp-subscription'
   params: {
     namespaceName: namespaceName
     topicName: topicName
@@ -138,21 +137,11 @@ module subscribed 'subscription.bicep' = {
   }
 }
 
-resource bus 'Microsoft.ServiceBus/namespaces@2024-01-01' existing = {
-  name: namespaceName
-}
-
-resource queue 'Microsoft.ServiceBus/namespaces/queues@2024-01-01' existing = {
-  parent: bus
-  name: queueName
-}
-
-resource sends 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
-  scope: queue
-  name: guid(queue.id, workflow.id, dataSender)
-  properties: {
-    roleDefinitionId: dataSender
+module sends 'sender.bicep' = {
+  name: 'imds-bridge-logicapp-sender'
+  params: {
+    namespaceName: namespaceName
+    queueName: queueName
     principalId: workflow.identity.principalId
-    principalType: 'ServicePrincipal'
   }
 }

@@ -16,9 +16,13 @@ param identityIds string[] = []
 @description('General-purpose sizes: others, such as G, M, N and H, get no notice of a new OS image.')
 param vmSize string = 'Standard_D2s_v5'
 
+@description('At most 100, and at most 1,000 without singlePlacementGroup.')
 @minValue(0)
 @maxValue(1000)
 param instanceCount int = 2
+
+@description('Whether one placement group is enough. Once it is false, it cannot be changed back.')
+param singlePlacementGroup bool = true
 
 @description('Availability zones, for example 1, 2 and 3; empty: none.')
 param zones string[] = []
@@ -49,7 +53,7 @@ resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2024-11-01' = {
   zones: zones
   sku: {
     name: vmSize
-    capacity: instanceCount
+    capacity: (singlePlacementGroup && (instanceCount > 100)) ? fail('more than 100 instances need singlePlacementGroup false') : instanceCount
   }
   identity: {
     type: empty(identityIds) ? 'SystemAssigned' : 'UserAssigned'
@@ -57,6 +61,8 @@ resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2024-11-01' = {
   }
   properties: {
     orchestrationMode: 'Uniform'
+    singlePlacementGroup: singlePlacementGroup ? null : false // true is Azure's default
+    overprovision: false // an extra VM would run forward and vanish, and look silent
     upgradePolicy: {
       mode: 'Manual' // existing instances change when you upgrade them, see README.md
     }

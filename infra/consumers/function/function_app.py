@@ -81,6 +81,8 @@ def signature_fault(secrets: Sequence[str], message: func.ServiceBusMessage) -> 
     given = message.application_properties or {}
     name, at, offered = (str(given.get(f"webhook-{part}", "")) for part in ("id", "timestamp", "signature"))
     sent = message.enqueued_time_utc
+    if any(secret.startswith("@Microsoft.KeyVault(") for secret in secrets):
+        return "the app cannot read SIGNING_SECRETS from the Key Vault"
     if not offered or not at.isdecimal() or sent is None:
         return "it is not signed"
     if abs(int(at) - sent.timestamp()) > TOLERANCE_SECONDS:
