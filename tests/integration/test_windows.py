@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -99,26 +100,97 @@ def test_a_status_that_is_in_use_is_written_over(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == [STATUS]
 
 
-# --- the services ---
+# --- the services and their scripts, as far as they can be checked without PowerShell ---
+
+FOLDER = ROOT / "infra/windows"
+SCRIPTS = [*FOLDER.glob("*.ps1"), ROOT / "tests/windows/services.ps1"]
+README, INSTALL, DRAIN, RECOVER = (
+    (FOLDER / name).read_text() for name in ("README.md", "install.ps1", "drain.ps1", "recover.ps1")
+)
 
 
 @pytest.mark.parametrize("role", ["forward", "listen", "relay"])
 def test_each_service_loads_the_configuration_of_its_role(role: str) -> None:
-    folder = ROOT / "infra/windows"
-    service = (folder / "imds-bridge.xml").read_text().replace("@ROLE@", role)
+    service = (FOLDER / "imds-bridge.xml").read_text().replace("@ROLE@", role)
     (arguments,) = re.findall("<arguments>(.*)</arguments>", service)
     config = rf"C:\ProgramData\imds-bridge\{role}.toml"
     assert arguments.split()[3:] == [role, "--config", config]
-    script = (folder / "install.ps1").read_text()
-    assert r"$Data = 'C:\ProgramData\imds-bridge'" in script
-    assert r'Copy-Item $Config "$Data\$Role.toml"' in script
+    assert r"$Data = 'C:\ProgramData\imds-bridge'" in INSTALL
+    assert r'Copy-Item -LiteralPath $Config "$Data\$Role.toml"' in INSTALL
 
 
-def test_the_programs_that_the_page_shows_are_installed_beside_the_program() -> None:
-    folder = ROOT / "infra/windows"
-    shown = set(
-        re.findall(r"'C:\\Program Files\\imds-bridge\\(\w+\.ps1)'", (folder / "README.md").read_text())
+def test_the_programs_that_the_page_shows_are_installed_and_one_rule_runs_both() -> None:
+    (rule,) = (
+        rule
+        for text in re.findall("```toml\n(.*?)```", README, re.DOTALL)
+        for rule in tomllib.loads(text).get("approvals", {}).get("auto", [])
     )
-    assert shown == {path.name for path in folder.glob("*.ps1")} - {"install.ps1"}
-    (copied,) = re.findall(r"foreach \(\$Example in (.*)\) \{", (folder / "install.ps1").read_text())
+    for name, script in (("run", DRAIN), ("recover", RECOVER)):
+        (example,) = re.findall(r"\.EXAMPLE\n(.*)", script)
+        assert tomllib.loads(example) == {name: rule[name]}
+        assert rule[name][1] == "-NoProfile"  # a profile can redefine what a script calls
+    shown = {Path(rule[name][-2].replace("\\", "/")).name for name in ("run", "recover")}
+    assert shown == {path.name for path in FOLDER.glob("*.ps1")} - {"install.ps1"}
+    (copied,) = re.findall(r"foreach \(\$Example in (.*)\) \{", INSTALL)
     assert set(re.findall(r"\w+\.ps1", copied)) == shown
+    assert "sinks.recover" not in README
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_is_of_windows_powershell_5_and_takes_paths_as_they_are(script: Path) -> None:
+    text = script.read_text(encoding="ascii")  # 5.1 takes what has no byte order mark for the code page
+    code = re.sub(r"<#.*?#>|(?m:(?<!\w)#.*$)|'[^'\n]*'|\"[^\"\n]*\"", "", text, flags=re.DOTALL)
+    assert re.findall(r"\?\?|\?\.|&&|\|\||\s\? .* : |-Parallel", code) == []
+    for line in text.splitlines():  # [ and ] in a path are a pattern without it
+        if re.search(r"Copy-Item|Get-Item |Get-Content -Raw|Get-FileHash", line):
+            assert "-LiteralPath" in line, line
+    assert "powershell.exe', '-NonInteractive" not in text + README
+
+
+@pytest.mark.parametrize(("script", "act"), [(DRAIN, "Stop-Service"), (RECOVER, "Start-Service")])
+def test_a_drain_and_its_recovery_take_the_name_of_a_service_and_may_run_while_it_stops(
+    script: str, act: str
+) -> None:
+    checked, _, rest = script.partition(f"{act} $Service")
+    assert "if ($Found.Name -ne $Service) { throw" in checked  # a pattern that matches none is no error
+    assert "StopPending" in checked
+    assert "$Found.WaitForStatus('Stopped')" in script
+    assert re.findall(r"exit (\d+)", rest) == (["1", "0"] if script is DRAIN else ["75", "0"])
+
+
+def test_a_failed_upgrade_starts_the_service_again_and_a_failed_installation_leaves_none_that_starts() -> (
+    None
+):
+    before, _, after = INSTALL.partition("if ($Known) { Stop-Service $Service }")
+    for given in ("$Wheel, $WinSW", "$Config", "(Get-Service $Name).Name -ne $Name"):
+        assert given in before  # what can be mistyped is looked at before anything is stopped
+    assert "trap { if ($IsInUse) { Start-Service $Service -ErrorAction Continue }; break }" in before
+    assert "<startmode>Manual</startmode>" in (FOLDER / "imds-bridge.xml").read_text()
+    configured, _, _ = after.partition("start= auto")
+    assert configured.index("install") < configured.index("sc.exe config $Service obj= $Account")
+    native = {line.strip() for line in after.splitlines() if re.search(r"(?:sc\.exe|icacls|-m pip) ", line)}
+    assert [line for line in native if "Invoke-Checked" not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("D:(A;;CC;;;SY)S:(AU;FA;CC;;;WD)", "D:ENTRY(A;;CC;;;SY)S:(AU;FA;CC;;;WD)"),
+        ("D:PAI(A;;CC;;;SY)", "D:PAIENTRY(A;;CC;;;SY)"),
+        ("O:SYG:SYD:(A;;CC;;;SY)", ""),  # refused
+        ("D:NO_ACCESS_CONTROL", ""),
+    ],
+)
+def test_a_managed_service_gets_an_entry_in_its_access_list_or_the_installation_says_why_not(
+    given: str, expected: str
+) -> None:
+    (pattern,) = re.findall(r"\$List -replace '(.*?)', \"`\$&\$Entry\"", INSTALL)
+    found = re.sub(pattern, lambda one: f"{one[0]}ENTRY", given)
+    assert found == (expected or given)
+    assert "if ($New -eq $List) { throw" in INSTALL
+
+
+def test_an_upgrade_keeps_the_account_and_a_powershell_of_32_bits_installs_in_the_same_place() -> None:
+    account, _, _ = INSTALL.partition('"NT SERVICE\\$Service" }')
+    assert "if (-not $Account) { $Account = (Get-CimInstance Win32_Service" in account
+    assert "Join-Path $env:ProgramW6432 'imds-bridge'" in INSTALL
