@@ -486,7 +486,8 @@ held_back = step._held_back
 def test_the_judge_sees_what_sabotage_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, value: Any, seed: int
 ) -> None:
-    monkeypatch.setattr(*place, value)
+    owner, name = place
+    monkeypatch.setattr(owner, name, value)
     assert any(World(tmp_path, seed + more, others_every=2.0).play() for more in range(40)), "nothing is seen"
 
 
