@@ -377,6 +377,22 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         actions: actions
       }
+    ]
+  }
+}
+
+resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
+  name: 'imds-bridge-2'
+  location: location
+  tags: tags
+  properties: {
+    description: 'Alerts of imds-bridge'
+    enabled: true
+    interval: 'PT1M'
+    scopes: [
+      workspaceId
+    ]
+    rules: [
       {
         alert: 'ImdsBridgeOutOfWork'
         expression: 'imds_bridge_out_of_work_seconds > 7200'
@@ -411,22 +427,6 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         actions: actions
       }
-    ]
-  }
-}
-
-resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
-  name: 'imds-bridge-2'
-  location: location
-  tags: tags
-  properties: {
-    description: 'Alerts of imds-bridge'
-    enabled: true
-    interval: 'PT1M'
-    scopes: [
-      workspaceId
-    ]
-    rules: [
       {
         alert: 'ImdsBridgeBusDown'
         expression: 'imds_bridge_bus_connected == 0'
