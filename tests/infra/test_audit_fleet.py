@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.support.audit import HOUR, START, VM, Process, audit, iso
+from tests.support.consumers import run_script
 
 
 def test_vms_with_one_name_in_two_groups_do_not_hide_each_others_death(tmp_path: Path) -> None:
@@ -13,6 +15,57 @@ def test_vms_with_one_name_in_two_groups_do_not_hide_each_others_death(tmp_path:
     assert (verdict.code, verdict.kinds) == (3, ["silent"])
     (silent,) = verdict.of("silent")
     assert silent["source"] == VM.format("office", "web-0")
+
+
+def test_vms_of_one_source_do_not_hide_each_others_death(tmp_path: Path) -> None:
+    alive, dead, late = (Process(vm_id=one).start() for one in ("a", "b", ""))
+    alive.hours(9)
+    late.vm_id = "C"  # its instance data came late
+    late.hours(9)
+    events = [*alive.events, *dead.events, *late.events]
+    assert [one["epoch"] for one in audit(tmp_path, events).of("silent")] == [dead.epoch]
+    assert audit(tmp_path, events, "--gone", "B").code == 0
+    unknown = Process(
+        group="other"
+    ).start()  # a run without instance data, of which no later one says that it follows
+    after = Process(group="other", vm_id="a", at=START + 5 * HOUR).start().hours(3)
+    assert audit(tmp_path, [*unknown.events, *after.events], "--now", iso(after.at)).code == 0
+
+
+def test_one_clock_that_is_days_ahead_hides_no_death_and_makes_none(tmp_path: Path) -> None:
+    ahead, other = Process("web-1").start(), Process("web-2").start().hours(9)
+    ahead.hours(9)
+    ahead.events[-1]["time"] = iso(ahead.at + 72 * HOUR)
+    dead = [Process(f"web-{number}", group="lost-region").start() for number in range(5)]
+    events = [event for one in (ahead, other, *dead) for event in one.events]
+    verdict = audit(tmp_path, events)
+    assert {one["epoch"] for one in verdict.of("silent")} == {one.epoch for one in dead}
+    assert verdict.report["silence_judged_at"] == other.events[-1]["time"].replace(".000", "")
+    assert any("web-1" in one and "is its clock ahead?" in one for one in verdict.report["remarks"])
+    verdict = audit(tmp_path, ahead.events)
+    assert (verdict.code, verdict.report["silence_judged_at"]) == (0, None)
+    done = run_script("audit/audit.py", "--file", tmp_path / "events.jsonl")
+    assert done.stdout.splitlines()[-1] == (
+        "audit: complete, 10 events from 1 reporters, silence not judged: give --now"
+    )
+
+
+def test_vms_of_a_list_of_azure_must_have_published(tmp_path: Path) -> None:
+    process = Process(group="Gr\u00f6\u00dfe").start(source=VM.format("Gr%C3%B6%C3%9Fe", "web-0"))
+    exported = tmp_path / "vms"
+    found, absent = VM.format("gr\u00f6\u00dfe", "WEB-0"), VM.format("shop", "never-installed")
+    for text in (
+        json.dumps({"data": [{"id": found}, {"id": absent}]}, ensure_ascii=False),
+        f'id,name\n"{found}","a"\n{absent},b\n',
+    ):
+        exported.write_text(text, encoding="utf-8")
+        verdict = audit(tmp_path, process.events, "--expect-list", exported)
+        assert [one["reporter"] for one in verdict.of("reporter")] == [absent]
+    assert audit(tmp_path, process.events, "--expect", "WEB-0/forward", "--expect", found).code == 0
+    assert audit(tmp_path, process.events, "--expect", absent, "--accept", absent).code == 0
+    exported.write_text("id,name\n")
+    done = run_script("audit/audit.py", "--file", tmp_path / "events.jsonl", "--expect-list", exported)
+    assert (done.returncode, "has no ARM id of a VM" in done.stderr) == (1, True)
 
 
 def test_since_accepts_the_run_that_was_under_way_of_each_of_two_vms_with_one_name(tmp_path: Path) -> None:
@@ -89,10 +142,10 @@ def test_a_vm_whose_clock_is_days_ahead_makes_no_other_silent(tmp_path: Path) ->
 
 def test_a_process_that_dies_beside_a_living_one_of_its_vm_is_silent(tmp_path: Path) -> None:
     forward, listen = Process().start().hours(9), Process(role="listen").start().hours(2)
-    verdict = audit(tmp_path, [*forward.events, *listen.events])
-    assert [one["reporter"] for one in verdict.of("silent")] == ["web-0/listen"]
-    assert audit(tmp_path, [*forward.events, *listen.events], "--gone", "*/listen").code == 0
-    assert audit(tmp_path, [*forward.events, *listen.events], "--gone", "*/resourceGroups/shop/*").code == 0
+    events = [*forward.events, *listen.events, *Process("web-1").start().hours(9).events]
+    assert [one["reporter"] for one in audit(tmp_path, events).of("silent")] == ["web-0/listen"]
+    assert audit(tmp_path, events, "--gone", "*/listen").code == 0
+    assert audit(tmp_path, events, "--gone", "*/resourceGroups/shop/*").code == 0
 
 
 def test_ids_that_heartbeats_list_must_have_arrived_too(tmp_path: Path) -> None:

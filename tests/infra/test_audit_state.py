@@ -102,6 +102,28 @@ def test_another_file_in_the_place_of_one_that_was_read_is_refused(
     assert expected in done.stderr
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_that_was_written_anew_with_one_event_missing_is_refused(tmp_path: Path, version: int) -> None:
+    process, state = Process().start().hours(9), tmp_path / "state"
+    file = write(tmp_path / "archive.jsonl", process.events)
+    arguments: list[str | Path] = ["--file", file, "--state", state]
+    assert run_script("audit/audit.py", *arguments).returncode == 0
+    content = file.read_bytes()
+    if version == 1:  # as this program kept it once
+        with closing(sqlite3.connect(state)) as database:
+            database.execute("UPDATE inputs SET tail = ?", (content[-64:],))
+            database.execute("ALTER TABLE runs DROP COLUMN vm_id")
+            database.execute("PRAGMA user_version = 1")
+            database.commit()
+        assert run_script("audit/audit.py", *arguments).returncode == 0
+    lines = content.splitlines(keepends=True)
+    lines[3] = b" " * (len(lines[3]) - 1) + b"\n"
+    file.write_bytes(b"".join(lines))
+    done = run_script("audit/audit.py", *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is not the file that the state has read" in done.stderr
+
+
 def test_a_file_for_each_day_is_read_with_one_state(tmp_path: Path) -> None:
     process, state = Process().start().hours(1), tmp_path / "state"
     first = write(tmp_path / "1.jsonl", process.events)

@@ -35,6 +35,7 @@ class Process:
     role: str = "forward"
     group: str = "shop"
     source: str = ""
+    vm_id: str = ""
     at: float = START
     events: list[Json] = field(default_factory=list)
     epoch: str = ""
@@ -42,7 +43,7 @@ class Process:
     _rng: Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self._rng = Random(f"{self.group}/{self.name}/{self.role}")  # noqa: S311 - repeatable
+        self._rng = Random(f"{self.group}/{self.name}/{self.role}{self.vm_id}")  # noqa: S311 - repeatable
 
     def start(self, *, name: str = "", source: str = "", forget: bool = False) -> Process:
         """Begin a run; `forget` if the state does not say which run was before it."""
@@ -91,6 +92,7 @@ class Process:
     def _own(self, name: str, **data: Any) -> Json:
         self.number += 1
         self.at += 1.0
+        data |= {"Vm": {"Name": self.name, "VmId": self.vm_id}}
         self.events.append(
             self._event(
                 name,
@@ -167,6 +169,8 @@ def fleet() -> list[Json]:
     """Return the events of a small fleet by time: restarts, a fork, late instance data, losses, a clock ahead."""
     web, other = Process().start().hours(2), Process(group="office").start().hours(1)
     listen, late = Process(role="listen").start().hours(3), Process("vm", group="late")
+    shared = [Process(group="fleet", vm_id=one).start(source="urn:fleet") for one in ("", "A1", "a2")]
+    shared[1].hours(2)
     ids = web.change()
     other.change(ids)
     web.start().hours(1)
@@ -182,7 +186,7 @@ def fleet() -> list[Json]:
         3
     )
     ahead = Process("db-1", at=START + 72 * HOUR).start().hours(2).start().hours(1)
-    processes = (web, other, listen, late, ahead)
+    processes = (web, other, listen, late, ahead, *shared)
     return sorted((event for one in processes for event in one.events), key=lambda event: str(event["time"]))
 
 

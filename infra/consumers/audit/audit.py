@@ -5,6 +5,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import sqlite3
 import sys
 import time
@@ -20,7 +21,8 @@ from itertools import groupby, pairwise
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+from urllib.parse import unquote
 
 EXAMPLE = """examples:
   audit.py --namespace contoso.servicebus.windows.net --topic scheduled-events --subscription audit
@@ -32,8 +34,13 @@ Exit codes: 0 complete, 1 the bus or a file cannot be read, 2 an option is wrong
 SILENT_SECONDS = 4200  # heartbeats are hourly
 MESSAGES, RECEIVERS = 250, 16  # of one call; at the same time
 BATCH_IDS = 100_000
-TAIL_BYTES = 64
+BLOCK_BYTES = 2**20
 MAX_NUMBER = 10**18
+VM_ID = re.compile(
+    r"/subscriptions/[^/\s\"',]+/resourceGroups/[^/\s\"',]+/providers/Microsoft\.Compute"
+    r"/(?:virtualMachineScaleSets/[^/\s\"',]+/)?virtualMachines/[^/\s\"',]+",
+    re.IGNORECASE,
+)
 SCHEDULED, HEARTBEAT, LOSS, RECOVERED = (
     f"io.imdsbridge.{name}"
     for name in ("scheduledevent.", "bridge.heartbeat.v1", "bridge.loss.v1", "imds.recovered.v1")
@@ -57,6 +64,7 @@ class Run:
     started: int = 0  # whether its first heartbeat has arrived, which names the run before
     previous: str | None = None
     followers: int = 0  # how many runs name this one as the one before
+    vm_id: str = ""  # in lower case, blank until it is known: VMs may share a configured source
 
     def add(self, number: int) -> bool:
         """Add a number; return whether it is new."""
@@ -99,8 +107,14 @@ class Run:
         return self.heartbeat_at or self.first_at
 
     def matches(self, pattern: str) -> bool:
-        """Return whether a pattern is that of its reporter, or of its VM's source."""
-        return any(fnmatch(name.lower(), pattern.lower()) for name in (self.reporter, self.source))
+        """Return whether a pattern is that of its reporter, or of its VM's source or id."""
+        names = (self.reporter, self.source, self.vm_id)
+        return any(fnmatch(name.lower(), pattern.lower()) for name in names)
+
+    @property
+    def vm(self) -> tuple[str, str]:
+        """What names its VM."""
+        return self.source.lower(), self.vm_id
 
     @property
     def role(self) -> str:
@@ -144,8 +158,10 @@ CREATE TABLE listed (id PRIMARY KEY, reporter, epoch, document) WITHOUT ROWID;
 CREATE TABLE found (id PRIMARY KEY, item);
 CREATE TABLE inputs (name PRIMARY KEY, position, tail);
 CREATE TABLE totals (since, events, duplicates);
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 """
+# In a state of version 1, `tail` is the last bytes of what was read; now, as text, the checksum of all of it.
+UPGRADE = "ALTER TABLE runs ADD COLUMN vm_id DEFAULT ''; PRAGMA user_version = 2"
 
 
 class OtherSinceError(ValueError):
@@ -179,13 +195,15 @@ class Audit:
         self.notes: list[str] = []
         self.newest: set[str] = set()  # the runs that must still send heartbeats
         self.partial: set[str] = set()  # those that began before `since`
+        self.judged_at: float | None = None  # the time at which silence was judged
 
     def begin(self, since: float | None) -> tuple[float, int, int]:
         """Lock the state, which is made if it is new, and return its `since`, events and duplicates."""
         self.database.execute("BEGIN EXCLUSIVE")
-        if not self.database.execute("PRAGMA user_version").fetchone()[0]:
-            for command in TABLES.split(";"):
-                self.database.execute(command)
+        version = self.database.execute("PRAGMA user_version").fetchone()[0]
+        for command in {0: TABLES, 1: UPGRADE}.get(version, "").split(";"):
+            self.database.execute(command)
+        if not version:
             self.database.execute("INSERT INTO totals VALUES (?, 0, 0)", (since or 0.0,))
         begun, events, duplicates = self.database.execute(
             "SELECT since, events, duplicates FROM totals"
@@ -240,6 +258,7 @@ class Audit:
             self.duplicates += 1
             return
         self.events += 1
+        run.vm_id = max(run.vm_id, vm_id_of(data))
         run.first_at, run.last_at = min(run.first_at, at), max(run.last_at, at)
         if heartbeat:
             self.add_heartbeat(run, at, number, heartbeat)
@@ -303,6 +322,7 @@ class Audit:
     def store(self) -> None:
         """Store everything that has news."""
         self.store_ids()
+        names = ", ".join([*COLUMNS, "has_gaps"])
         marks = ", ".join("?" * (len(COLUMNS) + 1))
         rows = (
             [
@@ -311,23 +331,23 @@ class Audit:
             ]
             for run in self.runs.values()
         )
-        self.database.executemany(f"INSERT OR REPLACE INTO runs VALUES ({marks})", rows)  # noqa: S608
+        self.database.executemany(f"INSERT OR REPLACE INTO runs ({names}) VALUES ({marks})", rows)  # noqa: S608
         self.database.execute("UPDATE totals SET events = ?, duplicates = ?", (self.events, self.duplicates))
 
     def save(self) -> None:
         """Keep for the next audit what `missing` has seen; until then, the file is as it was."""
         self.database.execute("COMMIT")
 
-    def position(self, name: str) -> tuple[int, bytes]:
-        """Return how far a file or a subscription has been read, and the last bytes that were."""
-        row: tuple[int, bytes] | None = self.database.execute(
+    def position(self, name: str) -> tuple[int, str | bytes]:
+        """Return how far a file or a subscription has been read, and the checksum of what was."""
+        row: tuple[int, str | bytes] | None = self.database.execute(
             "SELECT position, tail FROM inputs WHERE name = ?", (name,)
         ).fetchone()
         return row or (0, b"")
 
-    def set_position(self, name: str, position: int, tail: bytes = b"") -> None:
+    def set_position(self, name: str, position: int, checksum: str = "") -> None:
         """Note how far it has been read."""
-        self.database.execute("INSERT OR REPLACE INTO inputs VALUES (?, ?, ?)", (name, position, tail))
+        self.database.execute("INSERT OR REPLACE INTO inputs VALUES (?, ?, ?)", (name, position, checksum))
 
     # What is missing
 
@@ -335,9 +355,9 @@ class Audit:
         """Return what is missing.
 
         Args:
-            now: the time at which heartbeats are checked; None for the latest time of each VM.
-            gone: patterns of reporters, or of their sources, that may have stopped without a heartbeat.
-            expected: reporters that must have published something.
+            now: the time at which heartbeats are checked; None for the latest that two VMs have reached.
+            gone: patterns of reporters, or of their VMs, that may have stopped without a heartbeat.
+            expected: reporters or sources, in any letter case, that must have published something.
         """
         self.store()
         self.partial = set(self.begun_before()) if self.since else set()
@@ -349,8 +369,14 @@ class Audit:
             found.append(
                 {"kind": "event", "id": name, "reporter": reporter, "epoch": epoch, "document": number}
             )
-        known = {name for (name,) in self.database.execute("SELECT DISTINCT reporter FROM runs")}
-        return found + [{"kind": "reporter", "reporter": name} for name in expected if name not in known]
+        rows = self.database.execute("SELECT DISTINCT reporter, source FROM runs WHERE ranges <> '[]'")
+        known = {fold(name) for row in rows for name in row}
+        wanted = {fold(name): name for name in expected}
+        return found + [
+            {"kind": "reporter", "id": name, "reporter": name}
+            for folded, name in wanted.items()
+            if folded not in known
+        ]
 
     def gaps_of(self, run: Run) -> Iterator[Json]:
         """Yield the numbers of a run that are missing."""
@@ -369,15 +395,34 @@ class Audit:
 
     def silent(self, now: float | None, gone: list[str]) -> Iterator[Json]:
         """Find the last run of each process: the latest one that no other follows; yield those that are silent."""
-        last_runs = self.select("WHERE followers = 0 ORDER BY source COLLATE NOCASE, last_at, epoch")
-        for _, runs in groupby(last_runs, key=lambda run: run.source.lower()):
-            processes = {run.role: run for run in runs}
-            latest = max(run.last_at for run in processes.values())
-            for run in processes.values():
-                self.newest.add(run.epoch)
-                if run.is_silent(latest if now is None else now, gone):
-                    who = {"reporter": run.reporter, "epoch": run.epoch, "source": run.source}
-                    yield {"kind": "silent", **who, "since": iso(run.alive_at)}
+        last_runs = [*self.last_runs()]
+        reached: dict[tuple[str, str], float] = {}  # by each VM
+        for run in last_runs:
+            self.newest.add(run.epoch)
+            if not run.is_relay:
+                reached[run.vm] = max(reached.get(run.vm, run.last_at), run.last_at)
+        # One VM's clock may be ahead; two are a fleet that goes on.
+        second = sorted(reached.values())[-2:-1]
+        self.judged_at = (second[0] if second else None) if now is None else now
+        if self.judged_at is None:
+            return
+        for run in last_runs:
+            if run.last_at > self.judged_at + SILENT_SECONDS:
+                ahead = f"has events until {iso(run.last_at)}, after silence was judged: is its clock ahead?"
+                self.notes.append(f"{run.reporter} {run.epoch}: {ahead}")
+            if run.is_silent(self.judged_at, gone):
+                who = {"reporter": run.reporter, "epoch": run.epoch, "source": run.source}
+                yield {"kind": "silent", **who, "since": iso(run.alive_at)}
+
+    def last_runs(self) -> Iterator[Run]:
+        """Yield the last run of each process; one without a VM id belongs to the VM of a later one."""
+        runs = self.select("WHERE followers = 0 ORDER BY source COLLATE NOCASE, last_at, epoch")
+        for _, of_source in groupby(runs, key=lambda run: run.source.lower()):
+            processes: dict[tuple[str, str], Run] = {}
+            for run in of_source:
+                processes.pop((run.role, ""), None)
+                processes[run.role, run.vm_id] = run
+            yield from processes.values()
 
     def begun_before(self) -> Iterator[str]:
         """Yield the first run of each process if it may have begun before `since`."""
@@ -463,6 +508,18 @@ def loss_of(data: Json) -> Json | None:
     }
 
 
+def vm_id_of(data: Json) -> str:
+    """Return the id of the VM that reports, in lower case; blank where it is not known."""
+    vm = data.get("Vm")
+    found = vm.get("VmId") if isinstance(vm, dict) else None
+    return found.lower() if isinstance(found, str) and found.isprintable() else ""
+
+
+def fold(name: str) -> str:
+    """Return a reporter or a source for comparison: sources are URIs of ARM ids, which have any letter case."""
+    return unquote(name).lower()
+
+
 def short(found: Any) -> str:
     """Return a value as text for an error."""
     return repr(found)[:100]
@@ -519,7 +576,8 @@ def report(audit: Audit, missing: list[Json], notes: list[str], *, as_json: bool
         for one in runs
     ]
     if as_json:
-        summary = {"complete": is_complete, "events": audit.events, "duplicates": audit.duplicates}
+        summary: Json = {"complete": is_complete, "events": audit.events, "duplicates": audit.duplicates}
+        summary["silence_judged_at"] = None if audit.judged_at is None else iso(audit.judged_at)
         table = [dict(zip(names, row, strict=True)) for row in rows]
         print(json.dumps({**summary, "reporters": table, "missing": missing, "remarks": remarks}, indent=2))
         return 0 if is_complete else 3
@@ -531,7 +589,8 @@ def report(audit: Audit, missing: list[Json], notes: list[str], *, as_json: bool
         show(f"note: {line}")
     for one in missing:
         show(f"missing: {sentence(one)}")
-    total = f"{audit.events} events from {audit.processes()} reporters"
+    silence = "not judged: give --now" if audit.judged_at is None else f"judged at {iso(audit.judged_at)}"
+    total = f"{audit.events} events from {audit.processes()} reporters, silence {silence}"
     found = (
         f"INCOMPLETE, {len(missing) or 'nothing'} missing of"
         if audit.events
@@ -557,10 +616,15 @@ def show(line: str) -> None:
 def read_file(audit: Audit, path: Path) -> None:
     """Add the events of a file, one per line, from where the last audit ended."""
     name = str(path.resolve())
-    position, tail = audit.position(name)
+    position, known = audit.position(name)
     with path.open("rb") as file:
-        file.seek(position - len(tail))
-        if file.read(len(tail)) != tail:
+        read = checksum(file, position)
+        if isinstance(known, bytes):  # of version 1: the last bytes
+            file.seek(max(0, position - len(known)))
+            is_same = file.read(len(known)) == known
+        else:
+            is_same = not position or read.hexdigest() == known
+        if not is_same:
             raise ValueError(f"{path} is not the file that the state has read: a new file needs a new name")
         for line in file:
             if not line.endswith(b"\n") and not is_whole(line):
@@ -568,8 +632,18 @@ def read_file(audit: Audit, path: Path) -> None:
                 break
             if line.strip():
                 audit.add(line, f"byte {position} of {path}")
-            position, tail = position + len(line), line[-TAIL_BYTES:]
-    audit.set_position(name, position, tail)
+            read.update(line)
+            position += len(line)
+    audit.set_position(name, position, read.hexdigest())
+
+
+def checksum(file: BinaryIO, size: int) -> Any:
+    """Read the first bytes of a file; return a hash of them, to which more can be added."""
+    read = sha256()
+    while size > 0 and (block := file.read(min(size, BLOCK_BYTES))):
+        read.update(block)
+        size -= len(block)
+    return read
 
 
 def is_whole(line: bytes) -> bool:
@@ -578,6 +652,14 @@ def is_whole(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def listed_vms(path: Path) -> list[str]:
+    """Return the ARM ids of VMs in a text of any form."""
+    found = VM_ID.findall(path.read_text(encoding="utf-8-sig"))
+    if not found:
+        raise ValueError(f"{path} has no ARM id of a VM: /subscriptions/.../virtualMachines/NAME")
+    return found
 
 
 def read_bus(audit: Audit, options: argparse.Namespace) -> None:
@@ -689,21 +771,27 @@ def read_options() -> argparse.Namespace:
         "--now",
         type=seconds,
         metavar="TIME",
-        help="check heartbeats at this time (default: now; with --file the latest time of each VM)",
+        help="check heartbeats at this time (default: now; with --file the latest that two VMs have reached)",
     )
     add(
         "--expect",
         action="append",
         default=[],
-        metavar="REPORTER",
-        help="must have published something, for example web-0/forward",
+        metavar="NAME",
+        help="must have published something: a reporter such as web-0/forward, or a source, in any letter case",
+    )
+    add(
+        "--expect-list",
+        type=Path,
+        metavar="FILE",
+        help="each VM whose ARM id is in FILE must have published something: Resource Graph's CSV or JSON",
     )
     add(
         "--gone",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="reporters or sources that may have stopped without a heartbeat: 'spot-*'",
+        help="reporters, sources or VM ids that may have stopped without a heartbeat: 'spot-*'",
     )
     add(
         "--accept",
@@ -733,7 +821,8 @@ def main() -> int:
         else:
             read_bus(audit, options)
         now = options.now or (None if options.file else time.time())
-        found = audit.missing(now, options.gone, options.expect)
+        expected = [*options.expect, *(listed_vms(options.expect_list) if options.expect_list else [])]
+        found = audit.missing(now, options.gone, expected)
         audit.save()
     except OtherSinceError as error:
         print(f"audit: {error}", file=sys.stderr)

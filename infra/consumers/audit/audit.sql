@@ -1,6 +1,6 @@
 -- What is missing, by the rules of audit.py: no row if the events are complete. First read them with a load-*.sql.
 WITH settings AS (
-  SELECT CAST(NULL AS DOUBLE) AS checked_at, -- check heartbeats at this time in seconds since 1970; NULL: each VM's latest
+  SELECT CAST(NULL AS DOUBLE) AS checked_at, -- check heartbeats at this time in seconds since 1970; NULL: the latest that two VMs have reached
     4200 AS silent_seconds -- heartbeats are hourly
 ), own AS (
   SELECT *, type = 'io.imdsbridge.bridge.heartbeat.v1' AS is_heartbeat
@@ -23,16 +23,22 @@ WITH settings AS (
   SELECT epoch, number + 1 AS low, lead(number) OVER (PARTITION BY epoch ORDER BY number) - 1 AS high FROM bounds
 ), runs AS (
   SELECT epoch, min(reporter) AS reporter, split_part(min(reporter), '/', -1) AS role, lower(min(source)) AS vm,
+    max(coalesce(lower(vm_id), '')) AS vm_id,
     max(number) AS last_number, max(seconds) AS last_at,
     max(CASE WHEN is_heartbeat AND reason = 'Stopping' THEN number ELSE 0 END) AS stopped,
     coalesce(max(CASE WHEN is_heartbeat THEN seconds END), min(seconds)) AS alive_at
   FROM own GROUP BY epoch
-), last_runs AS ( -- of each process the latest run that no other follows
-  SELECT *, row_number() OVER (PARTITION BY vm, role ORDER BY last_at DESC, epoch DESC) AS place
+), last_runs AS ( -- of each process the latest run that no other follows; one without a VM's id belongs to a later one's VM
+  SELECT *, row_number() OVER (PARTITION BY vm, role, vm_id ORDER BY last_at DESC, epoch DESC) AS place,
+    row_number() OVER (PARTITION BY vm, role ORDER BY last_at DESC, epoch DESC) AS place_of_all
   FROM runs WHERE NOT EXISTS (SELECT 1 FROM starts WHERE starts.previous = runs.epoch)
 ), processes AS (
-  SELECT last_runs.*, silent_seconds, coalesce(checked_at, max(last_at) OVER (PARTITION BY vm)) AS now
-  FROM last_runs CROSS JOIN settings WHERE place = 1
+  SELECT * FROM last_runs WHERE place = 1 AND (vm_id <> '' OR place_of_all = 1)
+), vms AS (
+  SELECT row_number() OVER (ORDER BY max(last_at) DESC) AS place, max(last_at) AS reached
+  FROM processes WHERE role <> 'relay' GROUP BY vm, vm_id
+), judged AS ( -- one VM's clock may be ahead; two are a fleet that goes on
+  SELECT silent_seconds, coalesce(checked_at, (SELECT max(reached) FROM vms WHERE place = 2)) AS now FROM settings
 )
 SELECT CASE WHEN runs.epoch IS NULL THEN 'run' ELSE 'numbers' END AS kind,
   CASE WHEN runs.epoch IS NULL THEN gaps.epoch ELSE concat(gaps.epoch, ':', low, '-', high) END AS id,
@@ -40,7 +46,7 @@ SELECT CASE WHEN runs.epoch IS NULL THEN 'run' ELSE 'numbers' END AS kind,
 FROM gaps JOIN known ON known.epoch = gaps.epoch LEFT JOIN runs ON runs.epoch = gaps.epoch
 WHERE high >= low
 UNION ALL
-SELECT 'silent', vm, reporter, epoch FROM processes
+SELECT 'silent', vm, reporter, epoch FROM processes CROSS JOIN judged
 WHERE role <> 'relay' AND stopped <> last_number AND now - alive_at > silent_seconds
 UNION ALL
 SELECT 'event', listed.id, min(listed.reporter), min(listed.epoch)
