@@ -33,6 +33,10 @@ examples:
   imds-bridge lab --vm web-0 --vm web-1 --time-scale 60
   imds-bridge lab --scenario user-reboot            play a scenario; imds-bridge lab scenarios lists them
   imds-bridge lab --scenario ./my-scenario.toml
+
+Microsoft's clients for Python, Node, Java, Go and .NET connect to its Service Bus by the string that it prints. It
+has no receive-and-delete mode, deferred or scheduled messages, session state, transactions, administration over HTTP,
+TLS or WebSockets. Its Event Grid takes keys, but neither SAS nor Entra tokens.
 """
 SCHEDULE_EXAMPLES = (
     "imds-bridge lab schedule --type Reboot --vm web-0 --notice 60 --source User",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import socketserver
 import sys
@@ -19,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from requests.structures import CaseInsensitiveDict
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
+MAX_LINE_BYTES = 65_536  # of the sizes of chunks
 KEPT_REQUESTS = 20_000  # per simulator
 JSON_TYPE = "application/json; charset=utf-8"
 NO_ANSWER = 0  # the status recorded for a request that gets none
@@ -305,6 +307,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(self.server.handle(request))
 
     def _read_body(self) -> bytes:
+        if "transfer-encoding" in self.headers:
+            return self._read_chunks()
         length_text = self.headers.get("content-length", "0")
         if not length_text.isdigit() or int(length_text) > MAX_BODY_BYTES:
             raise ConnectionAbortedError("no usable Content-Length")
@@ -312,6 +316,24 @@ class _Handler(BaseHTTPRequestHandler):
         if len(body) < int(length_text):
             raise ConnectionAbortedError("the client disconnected before the end of the body")
         return body
+
+    def _read_chunks(self) -> bytes:
+        """Return a body that came without a length, as .NET and others send JSON (RFC 9112, 7.1)."""
+        body = b""
+        while size := self._chunk_size():
+            chunk = self.rfile.read(size)
+            if len(body) + size > MAX_BODY_BYTES or len(chunk) < size or self.rfile.read(2) != b"\r\n":
+                raise ConnectionAbortedError("no whole chunk within the limit")
+            body += chunk
+        while self.rfile.readline(MAX_LINE_BYTES).strip():  # trailers
+            pass
+        return body
+
+    def _chunk_size(self) -> int:
+        text = self.rfile.readline(MAX_LINE_BYTES).partition(b";")[0].strip()
+        if not re.fullmatch(rb"[0-9a-fA-F]{1,7}", text):
+            raise ConnectionAbortedError("no usable size of a chunk")
+        return int(text, 16)
 
     def _send(self, answer: Answer) -> None:
         interrupt = answer.interrupt or threading.Event()

@@ -1,8 +1,7 @@
 """A Service Bus for the lab: AMQP 1.0 over TCP for unmodified clients. In memory, for tests and demonstrations.
 
-It needs python-qpid-proton, which the extra `lab` brings. What it does not have of the service: transactions,
-messages without a lock, scheduled and deferred ones, the state of sessions, rules and entities managed over the wire,
-forwarding, rule actions, TLS, WebSockets, expiry of tokens. Of partitions it has what they refuse and miss.
+It needs python-qpid-proton, which the extra `lab` brings. `imds-bridge lab --help` says what it does not have, beside
+forwarding, rule actions and expiry of tokens. Of partitions it has what they refuse and miss.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from bridge.lab.servicebus.broker import Broker
 from bridge.lab.servicebus.config import Namespace
 from bridge.lab.servicebus.connection import Connection, proton
 from bridge.lab.servicebus.links import Consumer, Endpoint, Producer, refuse
-from bridge.lab.servicebus.messages import NOT_IMPLEMENTED, SESSION_LOST, Refused
+from bridge.lab.servicebus.messages import NOT_IMPLEMENTED, SESSION_LOST, UNAUTHORIZED, Refused
 from bridge.lab.servicebus.nodes import CBS, MANAGEMENT_SUFFIX, CbsNode, ManagementNode, ReplyLink
 from bridge.lab.servicebus.queues import Events, MessageQueue
 
@@ -182,6 +182,10 @@ class Bus:
         entity = _entity(path)
         if path != CBS:
             self.broker.find(entity)
+            if not connection.may_use(entity):
+                raise Refused(
+                    UNAUTHORIZED, f"Unauthorized access. There is no token for the entity '{entity}'."
+                )
         kind: type[Endpoint] = Producer if link.is_receiver else Consumer
         if path == CBS:
             kind = CbsNode if link.is_receiver else ReplyLink

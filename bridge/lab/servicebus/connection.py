@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import proton as _proton
 
+from bridge.lab.servicebus.sasl import Sasl
+
 if TYPE_CHECKING:
     from bridge.lab.servicebus.bus import Bus
     from bridge.lab.servicebus.links import Endpoint
@@ -26,15 +28,18 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         active: whether anything is handled and sent; not once it is closed.
+        allowed: what the client has brought tokens for: paths of entities, in lower case, with all below.
         socket: the transport.
     """
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.endpoints: set[Endpoint] = set()
+        self.allowed: set[str] = set()
         self.active = True
         self.closed = False
         self._ending = False
+        self._sasl = Sasl()
         self._collector = proton.Collector()
         self._connection = proton.Connection()
         self._connection.collect(self._collector)
@@ -42,7 +47,6 @@ class Connection(asyncio.Protocol):
         self._amqp.max_frame_size = MAX_FRAME_BYTES
         self._amqp.idle_timeout = IDLE_SECONDS
         self._amqp.require_auth(False)
-        self._amqp.sasl().allowed_mechs("ANONYMOUS")
         self._amqp.bind(self._connection)
 
     def connection_made(self, transport: Any) -> None:
@@ -52,8 +56,25 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle what has arrived."""
+        if not self._sasl.done:
+            data = self._authenticate(data)
         self.guard(lambda: self._push(data))
         self.dispatch()
+
+    def may_use(self, path: str) -> bool:
+        """Return whether a token covers an entity."""
+        return any(f"{path.lower()}/".startswith(one) for one in self.allowed)
+
+    def _authenticate(self, data: bytes) -> bytes:
+        try:
+            answer, rest = self._sasl.receive(data)
+        except ValueError as error:
+            self.socket.write(error.args[0])
+            self._gone()
+            self.socket.close()
+            return b""
+        self.socket.write(answer)
+        return rest
 
     def connection_lost(self, _: Exception | None) -> None:
         """Release what the client held, and proton's memory."""

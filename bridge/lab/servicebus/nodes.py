@@ -103,6 +103,7 @@ class CbsNode(RequestLink):
             if self.bus.intercept("token", self.connection, path, lambda: None):
                 return {}, None
             check_token(request, key_name=self.bus.key_name, key=self.bus.key)
+            self.connection.allowed.add(f"{path}/" if path else "")
         except Refused as refused:
             return {"status-code": proton.int32(401), "status-description": refused.description}, None
         return {"status-code": proton.int32(202), "status-description": "Accepted"}, None
@@ -144,7 +145,7 @@ class ManagementNode(RequestLink):
             return {
                 "statusCode": proton.int32(refused.status_code),
                 "statusDescription": refused.description,
-                "errorCondition": refused.condition,
+                "errorCondition": proton.symbol(refused.condition),  # .NET takes no text for it
             }, None
         return {"statusCode": proton.int32(204 if body is None else 200), "statusDescription": "OK"}, body
 
@@ -187,6 +188,22 @@ def _renew_session_lock(queue: MessageQueue, body: Body, owner: object | None) -
     return {"expiration": _milliseconds(queue.renew_session(body["session-id"], owner))}
 
 
+def _update_disposition(queue: MessageQueue, body: Body, owner: object | None) -> None:
+    status = body["disposition-status"]
+    if status not in ("completed", "abandoned", "suspended"):
+        raise Refused(NOT_IMPLEMENTED, f"The lab does not settle a message as '{status}'.")
+    for token in body["lock-tokens"]:
+        queue.locked(token, (owner or object()) if queue.requires_session else None)
+        if status == "completed":
+            queue.complete(token)
+            continue
+        queue.change(token, body.get("properties-to-modify") or {})
+        if status == "abandoned":
+            queue.abandon(token)
+        else:
+            queue.dead_letter(token, body.get("deadletter-reason"), body.get("deadletter-description"))
+
+
 def _peek(queue: MessageQueue, body: Body, _: object) -> Body | None:
     count = min(body["message-count"], MAX_PEEKED)
     found = queue.peek(body["from-sequence-number"], count, body.get("session-id"))
@@ -200,5 +217,6 @@ def _milliseconds(at: float) -> Any:
 OPERATIONS: dict[str, Callable[[MessageQueue, Body, object | None], Body | None]] = {
     "renew-lock": _renew_lock,
     "renew-session-lock": _renew_session_lock,
+    "update-disposition": _update_disposition,
     "peek-message": _peek,
 }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -40,9 +43,40 @@ def test_every_request_is_recorded_reported_and_shown_and_those_answered_by_2xx_
             ("/hook", json.dumps(EVENT), 500),
             ("/any/path", "hello", 200),
         ]
+        # As .NET's HttpClient sends JSON: without a length.
+        requests.post(inbox.url, data=iter([b"hel", b"lo"]), timeout=LIMIT_SECONDS)
+        assert inbox.received[-1].body == b"hello"
     assert (one.method, one.path, one.query, one.body) == ("POST", "/any/path", "a=1", b"hello")
     assert (one.headers["x-mark"], one.headers["X-MARK"]) == ("7", "7")
-    assert reports == ["POST /hook t.v1 -> 500", "POST /any/path 5 bytes -> 200"]
+    assert reports == [
+        "POST /hook t.v1 -> 500",
+        "POST /any/path 5 bytes -> 200",
+        "POST /hook 5 bytes -> 200",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "is_recorded"),
+    [
+        (b"3;name=value\r\nabc\r\n0\r\nTrailer: x\r\n\r\n", True),
+        (b"3\r\nabcd", False),
+        (b"x\r\n", False),
+        (b"-3\r\n", False),
+        (b"5000000\r\nabc", False),  # 80 MiB
+        (b"3\r\nab", False),
+        (b"1" * 70_000, False),
+    ],
+)
+def test_a_body_in_chunks_is_read_whole_within_the_limit_or_not_recorded(
+    chunks: bytes, is_recorded: bool
+) -> None:
+    with Inbox() as inbox, socket.create_connection(("127.0.0.1", urlsplit(inbox.url).port), 10) as client:
+        client.sendall(b"POST /hook HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+        client.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            while client.recv(1000):
+                pass
+        assert [one.body for one in inbox.received] == ([b"abc"] if is_recorded else [])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,12 @@ from azure.servicebus import (
     ServiceBusReceiver,
     ServiceBusSender,
 )
-from azure.servicebus.exceptions import ServiceBusConnectionError, ServiceBusError
+from azure.servicebus._pyamqp.cbs import CBSAuthenticator
+from azure.servicebus.exceptions import (
+    ServiceBusAuthorizationError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+)
 
 from bridge.lab.httpd import LabError
 from tests.support.paths import DATA
@@ -158,6 +164,65 @@ def test_a_bus_without_answers_leaves_a_client_waiting_until_it_is_dropped(
     wait_until(lambda: not thread.is_alive())
     put(lab, "2")
     assert held(lab)[-1:] == [b"2"]
+
+
+SASL, AMQP = b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00"
+OUTCOME_OK = b"\x00\x00\x00\x10\x02\x01\x00\x00\x00\x53\x44\xc0\x03\x01\x50\x00"
+
+
+def sasl_init(mechanism: bytes) -> bytes:
+    """Return the frame in which a client chooses; .NET's knows only MSSBCBS."""
+    name = b"\xa3" + bytes([len(mechanism)]) + mechanism
+    body = b"\x00\x53\x41\xc0" + bytes([len(name) + 1, 1]) + name
+    return (len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 10, 1000])
+def test_the_mechanisms_of_net_and_of_the_other_clients_are_offered_and_taken(
+    lab: ServiceBusLab, piece_bytes: int
+) -> None:
+    for mechanism in (b"MSSBCBS", b"ANONYMOUS"):
+        with socket.create_connection(("127.0.0.1", lab.port), LIMIT_SECONDS) as client:
+            answers = client.makefile("rb")
+            client.sendall(SASL)
+            offer = answers.read(len(SASL) + 4)
+            assert offer.startswith(SASL)
+            names = answers.read(int.from_bytes(offer[-4:], "big") - 4)
+            assert b"\x07MSSBCBS" in names
+            assert b"\x09ANONYMOUS" in names
+            sent = sasl_init(mechanism) + AMQP
+            for start in range(0, len(sent), piece_bytes):
+                client.sendall(sent[start : start + piece_bytes])
+            assert answers.read(len(OUTCOME_OK + AMQP)) == OUTCOME_OK + AMQP
+    put(lab, "1")
+    assert (held(lab), lab.failures) == ([b"1"], ())
+
+
+@pytest.mark.parametrize(
+    "sent", [SASL + sasl_init(b"PLAIN"), SASL + b"\xff" * 8, b"GET / HTTP/1.1\r\n\r\n", SASL * 2]
+)
+def test_a_client_that_is_none_is_turned_away(lab: ServiceBusLab, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", lab.port), LIMIT_SECONDS) as client:
+        client.sendall(sent)
+        while client.recv(1000):
+            pass
+    assert lab.failures == ()
+
+
+def test_a_client_without_a_token_for_an_entity_is_refused(
+    lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_token = CBSAuthenticator._put_token
+
+    def for_another(authenticator: Any, token: str, kind: str, audience: str, *more: Any) -> None:
+        put_token(authenticator, token, kind, audience.replace("plain", "plain-other"), *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CBSAuthenticator, "_put_token", for_another)
+        with pytest.raises(ServiceBusAuthorizationError, match="no token"):
+            put(lab, "1")
+    put(lab, "2")
+    assert held(lab) == [b"2"]
 
 
 def test_a_fault_of_the_labs_own_costs_one_connection_and_is_kept(

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import sys
 import uuid
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -27,7 +28,7 @@ from bridge.lab.servicebus.messages import (
     Message,
     Refused,
 )
-from bridge.lab.servicebus.nodes import check_token, manage
+from bridge.lab.servicebus.nodes import ManagementNode, check_token, manage
 from bridge.lab.servicebus.queues import Events, MessageQueue
 from tests.support.bus_messages import content
 from tests.support.clock import MovedClock
@@ -252,6 +253,44 @@ def test_what_the_management_node_cannot_do_is_answered() -> None:
     assert ask(queue, "dance", {}) == (501, "amqp:not-implemented")
     assert ask(queue, "renew-lock", {})[0] == 400
     assert ask(queue, "renew-lock", {"lock-tokens": [uuid.uuid4()]}) == (410, LOCK_LOST)
+
+
+def test_the_reason_of_a_refusal_is_a_symbol_which_net_needs() -> None:
+    node: Any = object.__new__(ManagementNode)
+    node.bus = SimpleNamespace(intercept=lambda *_: False, broker=Lab().broker)
+    node.path, node.connection = "q", SimpleNamespace(endpoints=())
+    properties, _ = node.answer(proton.Message(body={}, properties={"operation": "dance"}))
+    assert type(properties["errorCondition"]) is proton.symbol
+
+
+@pytest.mark.parametrize(
+    ("status", "left", "dead"),
+    [("completed", [], []), ("abandoned", [b"m"], []), ("suspended", [], [(b"m", 0, "odd")])],
+)
+def test_a_message_is_settled_by_its_lock_token_from_another_receiver(
+    status: str, left: list[bytes], dead: list[Any]
+) -> None:
+    lab = Lab()
+    lab.send("m")
+    token = lab.take_token()
+    body: Any = {"disposition-status": status, "lock-tokens": [token], "deadletter-reason": "odd"}
+    body["properties-to-modify"] = {"seen": "yes"}
+    assert ask(lab.queue, "update-disposition", {**body, "disposition-status": "defered"})[0] == 501
+    assert ask(lab.queue, "update-disposition", body) is None
+    assert (lab.bodies, lab.dead) == (left, dead)
+    messages = [*lab.queue.messages.values(), *lab.broker.source("q/$DeadLetterQueue").messages.values()]
+    assert all(one.content.application_properties["seen"] == "yes" for one in messages)
+    assert ask(lab.queue, "update-disposition", body) == (410, LOCK_LOST)
+
+
+def test_a_message_of_a_session_is_settled_by_who_holds_it_only() -> None:
+    lab, owner = Lab(RequiresSession=True), Owner()
+    lab.send("m", session_id="a")
+    lab.queue.accept_session("a", owner)
+    body = {"disposition-status": "completed", "lock-tokens": [lab.take_token("a")], "session-id": "a"}
+    assert ask(lab.queue, "update-disposition", body) == (410, SESSION_LOST)
+    assert ask(lab.queue, "update-disposition", body, owner=owner) is None
+    assert lab.bodies == []
 
 
 def test_a_session_lock_is_renewed_for_who_holds_it_only() -> None:
