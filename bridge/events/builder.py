@@ -283,6 +283,8 @@ class Reporter:
         data["DocumentIncarnation"] = incarnation
         if change.kind in ("completed", "ended"):
             data["VmRebooted"] = change.vm_rebooted
+        if change.kind in END_STATUS:
+            data["VmIsGone"] = _vm_is_gone(change)
         if change.kind == "ended":
             data["EndReason"] = change.end_reason
         data["AffectsThisVm"] = self.affects(event)
@@ -334,6 +336,14 @@ class Reporter:
             "ScaleSet": vm.scale_set,
             "Tags": dict(vm.tags),
         }
+
+
+def _vm_is_gone(change: Change) -> bool | None:
+    """Return whether an end has taken the VMs away for good; None if that is unknown."""
+    kind = change.event.raw.get("EventType")
+    if change.kind == "canceled" or kind in ("Freeze", "Reboot", "Redeploy"):
+        return False
+    return True if change.kind == "completed" and kind in ("Preempt", "Terminate") else None
 
 
 def _about(own: CloudEvent, event_id: str, *, new_id: str, causationid: str = "") -> CloudEvent:

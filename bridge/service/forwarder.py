@@ -202,13 +202,15 @@ class Forwarder:
             self._ended |= before.known.keys() - watch.known.keys()
         counted = self._counted(changes, are_repeated=before.document is None)
         is_witness = gap_seconds is not None and self._is_witness(before, document, changes)
-        events = self._events(before, document, counted, is_listed=not is_witness)
+        scheduled = self._scheduled_events(document, counted)
+        ids = [event.id for event in scheduled]
+        own = [] if is_witness else self._own_events(before, document, ids)
         records: dict[tuple[str, str], Any] = {(STATE, WATCH): watch.dump()}
         records |= {(OCCURRENCE, change.fingerprint): count + 1 for change, count in counted}
         if is_witness:
-            records |= self._bridge_events.list_later([event.id for event in events])
+            records |= self._bridge_events.list_later(ids)
         _log_changes(document, changes)
-        return events, records
+        return [*scheduled, *own], records  # the urgent first
 
     def _is_witness(self, before: Watch, document: Document, changes: Sequence[Change]) -> bool:
         """Return whether the VMs that a change names report the document, and this one need not.
@@ -230,19 +232,19 @@ class Forwarder:
             (change, max(0, count - (are_repeated and change.previous is None))) for change, count in counts
         ]
 
-    def _events(
-        self, before: Watch, document: Document, changes: list[tuple[Change, int]], *, is_listed: bool
-    ) -> list[CloudEvent]:
-        """Build the events that report a changed document: the urgent first, last the document that lists them."""
+    def _scheduled_events(self, document: Document, changes: list[tuple[Change, int]]) -> list[CloudEvent]:
+        """Build the events that report the changes; a document event, or a heartbeat, lists their ids."""
         reporter = self._identity.reporter()
-        events = [
+        return [
             reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation)
             for change, count in changes
         ]
-        if is_listed and (changes or before.document is None or before.document.raw != document.raw):
-            ids = [event.id for event in events]
-            events.append(reporter.document(document, previous=before.document, event_ids=ids))
-        return events
+
+    def _own_events(self, before: Watch, document: Document, ids: Sequence[str]) -> list[CloudEvent]:
+        """Build the VM's own events about a document: that it has changed, with the ids of what was published."""
+        if not ids and before.document is not None and before.document.raw == document.raw:
+            return []
+        return [self._identity.reporter().document(document, previous=before.document, event_ids=ids)]
 
 
 @dataclass(frozen=True, kw_only=True)

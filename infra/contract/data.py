@@ -177,6 +177,15 @@ _vm_rebooted = _property(
 )
 
 
+_vm_is_gone = _property(
+    "Whether the VMs in Resources are gone by the event: true for a completed Preempt or Terminate (deleted, a Spot "
+    "VM perhaps only deallocated), false for a canceled event and for Freeze, Reboot and Redeploy, null if that is "
+    "unknown.",
+    *(True, False, None),
+    default=None,
+)
+
+
 class EventCompletedData(ScheduledEventData):
     """An event has disappeared after it had started: it is over and has no further impact."""
 
@@ -184,6 +193,7 @@ class EventCompletedData(ScheduledEventData):
         "Always Completed; IMDS itself has no value for it.", "Completed"
     )
     VmRebooted: bool | None = _vm_rebooted
+    VmIsGone: bool | None = _vm_is_gone
 
 
 class EventCanceledData(ScheduledEventData):
@@ -192,6 +202,7 @@ class EventCanceledData(ScheduledEventData):
     EventStatus: Literal["Canceled"] = _property(
         "Always Canceled; IMDS itself has no value for it.", "Canceled"
     )
+    VmIsGone: bool | None = _vm_is_gone
 
 
 class EventEndedData(ScheduledEventData):
@@ -207,6 +218,7 @@ class EventEndedData(ScheduledEventData):
         default=None,
     )
     VmRebooted: bool | None = _vm_rebooted
+    VmIsGone: bool | None = _vm_is_gone
 
 
 class ReceivedDocument(Part):
@@ -216,8 +228,8 @@ class ReceivedDocument(Part):
         "The document's incarnation; a string in old versions.",
         *(12, "12"),
         unit="a count",
-        # generators of code take a missing type for "object"
-        json_schema_extra={"anyOf": [{"type": name} for name in _JSON_TYPES]},
+        # generators of code take a missing type for "object", and a list of schemas for a class
+        json_schema_extra={"type": [*_JSON_TYPES]},
     )
     Events: list[Any] | None = _property("The events.", [], source=IMDS)
 

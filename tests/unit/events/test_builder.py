@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid5
 
 import pytest
 
@@ -221,6 +222,27 @@ def test_an_end_has_its_own_status_and_the_last_one_as_the_previous(kind: Any) -
     assert data.get("VmRebooted") == (None if kind == "canceled" else True)
     assert data.get("EndReason") == ("Restart" if kind == "ended" else None)
     assert gone.raw["EventStatus"] == "Scheduled"
+
+
+@pytest.mark.parametrize(
+    ("event_type", "completed", "ended"),
+    [
+        *((one, True, None) for one in ("Preempt", "Terminate")),
+        *((one, False, False) for one in ("Freeze", "Reboot", "Redeploy")),
+        *((one, None, None) for one in ("Defrost", None, ["Preempt"])),
+    ],
+)
+def test_an_end_says_whether_the_vms_are_gone_and_its_id_does_not_depend_on_it(
+    event_type: Any, completed: bool | None, ended: bool | None
+) -> None:
+    gone = seen(EventType=event_type)
+    expected = {"completed": completed, "canceled": False, "ended": ended}
+    for kind, is_gone in expected.items():
+        change: Any = Change(kind=kind, event=gone, previous=gone)  # type: ignore[arg-type]
+        event = build(change)
+        assert event.data["VmIsGone"] is is_gone
+        assert event.id == str(uuid5(events.NAMESPACE, f"{change.fingerprint}:0"))
+    assert "VmIsGone" not in build(scheduled(EventType=event_type)).data
 
 
 def test_a_not_before_that_has_passed_is_a_negative_notice_and_what_is_unknown_is_null() -> None:

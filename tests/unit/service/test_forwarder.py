@@ -17,6 +17,7 @@ import pytest
 
 from bridge import __version__
 from bridge.errors import ImdsError
+from bridge.events.model import CloudEvent
 from bridge.imds.document import parse_document
 from bridge.outbox import storage
 from bridge.outbox.rows import DAMAGE, Loss
@@ -24,7 +25,7 @@ from bridge.outbox.sqlite import Database
 from bridge.runtime.time import iso_utc
 from bridge.service import forwarder as forwarder_module
 from bridge.service.bridge_events import LISTED_IDS, BridgeEvents
-from bridge.service.forwarder import Gap
+from bridge.service.forwarder import Forwarder, Gap
 from tests.support.diff import FIRST, SECOND, entry
 from tests.support.forward import DAY, HOUR, Scripted, name_of
 from tests.support.imds import WEB_1
@@ -759,6 +760,21 @@ def test_a_vm_that_an_event_no_longer_names_publishes_the_document_once_more(sta
         *("scheduledevent.updated", "document.changed"),
         "scheduledevent.updated",
     ]
+
+
+def test_a_document_lists_scheduled_events_alone_whatever_else_is_published_for_it(
+    station: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_events = Forwarder._own_events
+
+    def with_a_newcomer(forwarder: Forwarder, *arguments: Any) -> list[CloudEvent]:
+        return [forwarder._identity.reporter().test(version="1"), *own_events(forwarder, *arguments)]
+
+    monkeypatch.setattr(Forwarder, "_own_events", with_a_newcomer)
+    station.imds.schedule(FIRST)
+    station.poll()
+    scheduled, _, document = station.events()
+    assert document["data"]["CloudEventIds"] == [scheduled["id"]]
 
 
 def test_more_events_than_a_heartbeat_lists_are_listed_by_several(station: Scripted) -> None:
