@@ -31,6 +31,8 @@ SLEEPS = {
     ".js": "await new Promise((go) => setTimeout(go, 7000)); //",
 }
 SLEEPS[".go"] = "time.Sleep(7 * time.Second) //"
+SLEEPS[".cs"] = "await Task.Delay(7000); //"
+BUILD_SECONDS = 300
 
 
 def with_a_long_drain(snippet: Path, folder: Path) -> Path:
@@ -46,6 +48,9 @@ def command_of(snippet: Path) -> tuple[list[str], dict[str, str]]:
     """Return how to run a snippet, and the variables that it needs."""
     if snippet.suffix == ".go":
         return [str(go_program(snippet))], {}
+    if snippet.suffix == ".cs":
+        subprocess.run([tool("dotnet"), "build", snippet], check=True, timeout=BUILD_SECONDS)
+        return [tool("dotnet"), "run", "--no-build", str(snippet)], {}
     if snippet.suffix == ".js":
         return [tool("node"), str(snippet)], {"NODE_PATH": str(node_modules("@azure/service-bus"))}
     return [sys.executable, str(snippet)], {}
