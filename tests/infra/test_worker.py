@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from infra.consumers.worker.worker import Worker
 from tests.support.bus import SECRET
-from tests.support.consumers import APPROVALS, OWN, TOPIC, Script, bus_config, run_script, settings
+from tests.support.consumers import (
+    APPROVALS,
+    CONSUMERS,
+    OWN,
+    OWN_FILTER,
+    TOPIC,
+    Script,
+    bus_config,
+    run_script,
+    settings,
+)
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import Forward, wait_until
 from tests.support.servicebus import ServiceBusLab
@@ -16,6 +31,74 @@ PLACE = ["--topic", TOPIC, "--subscription", OWN, "--vm", "web-0"]
 COMMAND = """#!/bin/sh
 cd "$(dirname "$0")" && env >> env && echo "$1 $EVENT_TYPE $EVENT_STATUS $RESOURCES" >> runs
 """
+
+
+def noted(tmp_path: Path, *messages: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what the worker of web-0 makes of messages about one event."""
+    options = Namespace(vm="Web-0", types=["reboot"], state=tmp_path / "state.json", secret="")
+    worker = Worker(options)
+    for minute, (kind, more) in enumerate(messages):
+        data: dict[str, Any] = {
+            "EventId": "E1",
+            "EventType": "Reboot",
+            "EventStatus": "Scheduled",
+            "Resources": ["web-0"],
+        }
+        data |= {"NotBeforeUtc": None, "Vm": {"Name": "web-7"}, **more}
+        data = {name: value for name, value in data.items() if value != "(missing)"}
+        event = {
+            "type": f"io.imdsbridge.scheduledevent.{kind}.v1",
+            "time": f"2026-11-20T12:{minute:02}:00.000Z",
+        }
+        message = SimpleNamespace(body=[json.dumps({**event, "data": data}).encode()], message_id="m")
+        assert worker.read(message) == "e1"
+        if worker.events.get("e1", {}).get("phase") == "ended":  # the command has run
+            worker.jobs["e1"] = (SimpleNamespace(poll=lambda: 0), "ended", 0.0)  # type: ignore[assignment]
+            worker.check("e1", worker.events["e1"], *worker.jobs["e1"])
+    return worker.events.get("e1", {})
+
+
+@pytest.mark.parametrize(
+    ("more", "phase"),
+    [
+        *(({"Resources": one}, "announced") for one in (["WEB-0"], ["_web-0"], "web-0", [5, "web-0"])),
+        *(({"Resources": one}, "announced") for one in (None, "(missing)", [], "", [5], ["web-1", None], 5)),
+        *(({"Resources": one}, None) for one in (["web-1"], "web-1", ["web-00"])),
+        *(({"EventType": one}, "announced") for one in (None, "(missing)", "", "REBOOT")),
+        ({"EventType": "Freeze"}, None),
+        ({"EventStatus": "(missing)"}, "announced"),
+    ],
+    ids=str,
+)
+def test_an_event_is_dropped_only_if_it_surely_concerns_another_vm_or_type(
+    tmp_path: Path, more: dict[str, Any], phase: str | None
+) -> None:
+    assert noted(tmp_path, ("scheduled", more)).get("phase") == phase
+
+
+def test_a_vm_that_an_event_no_longer_names_recovers_and_is_prepared_when_it_is_named_again(
+    tmp_path: Path,
+) -> None:
+    first: tuple[str, Any] = ("scheduled", {})
+    removed = ("updated", {"Resources": ["web-1"]})
+    assert noted(tmp_path, first, removed)["phase"] == "over"
+    assert noted(tmp_path, first, removed, ("updated", {}))["phase"] == "announced"
+    assert noted(tmp_path, first, removed, ("completed", {"Resources": ["web-1"]}))["phase"] == "over"
+    assert noted(tmp_path, first, ("canceled", {}), ("updated", {}))["phase"] == "over"
+
+
+@pytest.mark.parametrize("resources", [None, [5, "web-0"], []])
+def test_what_does_not_name_every_vm_is_not_approved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, resources: Any
+) -> None:
+    event = noted(tmp_path, ("scheduled", {"Resources": resources, "ApprovalSession": "s"}))
+    options = Namespace(vm="web-0", group=True, approvals="q", state=tmp_path / "state.json")
+    assert Worker(options).approve("e1", event)
+    assert "it does not say which VMs it would release" in caplog.text
+
+
+def test_the_page_has_the_filter_of_this_trial() -> None:
+    assert OWN_FILTER in (CONSUMERS / "worker" / "README.md").read_text(encoding="utf-8")
 
 
 def test_it_prepares_approves_with_a_signature_and_recovers(tmp_path: Path) -> None:

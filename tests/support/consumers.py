@@ -16,6 +16,7 @@ from tests.support.servicebus import ServiceBusLab, entities
 CONSUMERS = ROOT / "infra" / "consumers"
 TOPIC, APPROVALS = "scheduled-events", "approvals"
 OWN, ALL, APPROVER = "web-0", "audit", "approver"  # subscriptions
+OWN_FILTER = "sys.Label LIKE 'io.imdsbridge.scheduledevent.%' OR sys.Label LIKE 'io.imdsbridge.approval.%'"
 # Runs a script with short sleeps: azure-servicebus sleeps whole seconds whenever a client closes.
 SHORT_SLEEPS = """
 import runpy, sys, time
@@ -29,7 +30,7 @@ _LIVES = {"LockDuration": "PT1M", "MaxDeliveryCount": 100, "DefaultMessageTimeTo
 
 def bus_config() -> Mapping[str, Any]:
     """Return the configuration of the namespace in the READMEs."""
-    own = {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "Resources LIKE '%,web-0,%'"}}
+    own = {"FilterType": "Sql", "SqlFilter": {"SqlExpression": OWN_FILTER}}
     return entities(
         queues=[{"Name": APPROVALS, "Properties": {**_LIVES, "RequiresSession": True}}],
         topic=TOPIC,

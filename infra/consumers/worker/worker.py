@@ -92,21 +92,27 @@ class Worker:
 
     def note(self, key: str, kind: str, data: dict[str, Any], at: str) -> None:
         """Update what is known of an event."""
-        is_ours = fold(self.options.vm) in map(fold, data["Resources"] or [data["Vm"]["Name"]])
-        is_end = kind in ("completed", "canceled", "ended") or not is_ours
+        affected, event_type = affects(data, self.options.vm), str(data.get("EventType") or "")
+        is_removed = affected is False  # where it is unknown, the VM may be among them
+        is_end = kind in ("completed", "canceled", "ended") or is_removed
         known = self.events.get(key, {"phase": "announced", "time": at})
-        if key not in self.events and not (is_ours and data["EventType"].lower() in self.options.types):
+        is_wanted = not event_type or event_type.lower() in self.options.types
+        if key not in self.events and (is_removed or not is_wanted):
             return
+        if known["phase"] == "over" and known.get("was_removed") and affected and not is_end:
+            known = {"phase": "announced", "time": known["time"]}  # it names the VM again
         if known["phase"] in ("ended", "over") or (at < known["time"] and not is_end):
             return  # an end is final; an event with an earlier time is out of date
         is_moved = seconds(data["NotBeforeUtc"]) != seconds(known.get("NotBeforeUtc"))
-        log.info("%s: %s of %s: %s", key, data["EventType"], ", ".join(data["Resources"]), kind)
-        event = self.events[key] = known | data | {"time": at}
+        log.info("%s: %s of %s: %s", key, event_type, ", ".join(names(data)) or "unknown VMs", kind)
+        event = self.events[key] = (
+            known | {"Resources": None} | data | {"time": at, "was_removed": is_removed}
+        )
         if is_end:
             event["phase"] = "ended"
             if others := self.preparations(key):
                 log.info("%s: no recovery yet: the VM stays prepared for %s", key, ", ".join(others))
-        elif data["EventStatus"] == "Started":
+        elif data.get("EventStatus") == "Started":
             event["phase"] = "waiting"  # too late to prepare or to approve; a running command may continue
         elif event["phase"] == "waiting" and is_moved:
             event["phase"] = "prepared" if "drained" in event else "announced"
@@ -150,7 +156,7 @@ class Worker:
             return
         command = self.options.prepare if phase == "announced" else self.options.recover
         variables = {name: plain(event.get(source)) for name, source in VARIABLES.items()}
-        variables["RESOURCES"] = plain(",".join(event["Resources"]))
+        variables["RESOURCES"] = plain(",".join(names(event)))
         log.info("%s: running %s", key, command)
         process = subprocess.Popen(  # noqa: S603 - the operator's command, run without a shell
             shlex.split(command), env=os.environ | variables, stdin=subprocess.DEVNULL, start_new_session=True
@@ -178,8 +184,9 @@ class Worker:
         if phase == "ended" and code and self.preparations(key):
             return  # it was stopped for another event, and runs again after that
         if phase == "ended":
+            kept = {"time": event["time"], "was_removed": True} if event.get("was_removed") else {}
             event.clear()
-            event["phase"] = "over"  # even after a failure: it runs only once
+            event |= kept | {"phase": "over"}  # even after a failure: it runs only once
             return
         if code == 0:
             event["drained"] = True
@@ -188,11 +195,12 @@ class Worker:
 
     def approve(self, key: str, event: dict[str, Any]) -> bool:
         """Send the approve command, always with the same Id; return False to try again later."""
-        others = [name for name in event["Resources"] if fold(name) != fold(self.options.vm)]
+        others = [name for name in names(event) if fold(name) != fold(self.options.vm)]
         left_seconds = (seconds(event["NotBeforeUtc"]) or time.time() + 600) - time.time()
         obstacle = (
             (not self.options.approvals and "--approvals is not set")
             or (not event["ApprovalSession"] and "ApprovalSession is null")
+            or (not has_all_names(event) and "it does not say which VMs it would release")
             or (others and not self.options.group and f"it would also release {', '.join(others)}")
             or (left_seconds <= 0 and "it is too late")
         )
@@ -256,6 +264,25 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 def fold(name: str) -> str:
     """Normalise a VM's name for comparison."""
     return name.removeprefix("_").casefold()
+
+
+def names(event: dict[str, Any]) -> list[str]:
+    """Return the names of an event's VMs: IMDS's property may be missing, or have any value."""
+    given = event.get("Resources")
+    listed = [given] if isinstance(given, str) else given
+    return [one for one in listed if one and isinstance(one, str)] if isinstance(listed, list) else []
+
+
+def has_all_names(event: dict[str, Any]) -> bool:
+    """Return whether `names` are all VMs of an event."""
+    found = names(event)
+    return bool(found) and event["Resources"] in (found, found[0])
+
+
+def affects(event: dict[str, Any], vm: str) -> bool | None:
+    """Return whether an event names a VM; None if that is unknown."""
+    is_named = fold(vm) in map(fold, names(event))
+    return True if is_named else False if has_all_names(event) else None
 
 
 def plain(value: Any) -> str:
