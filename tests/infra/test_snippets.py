@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +26,8 @@ pytestmark = pytest.mark.timeout(900)  # the first run downloads the clients
 
 PAGE = ROOT / "schemas" / "README.md"
 SNIPPETS = ROOT / "schemas" / "snippets"
-NAMES = sorted(path.name for path in SNIPPETS.iterdir())
+NAMES = sorted(path.name for path in SNIPPETS.glob("approve.*"))
+STORY = runpy.run_path(str(SNIPPETS / "story.py"))
 
 
 SLEEPS = {
@@ -86,6 +90,97 @@ def test_it_approves_the_event_after_a_drain_longer_than_its_lock_and_prints_the
     assert [one.event_id for one in imds.approvals] == [event]
 
 
-@pytest.mark.parametrize("name", NAMES)
+def told(*messages: tuple[str, dict[str, Any]], again: int = 1) -> list[str]:
+    """Return the lines of web-0's story; each message comes so many times, and what was told is stored."""
+    story: dict[str, Any] = {}
+    lines = []
+    for number, (kind, more) in enumerate(messages):
+        data = {"EventType": "Reboot", "EventStatus": kind.capitalize(), "Resources": ["WEB-0"], **more}
+        event = {
+            "type": f"io.imdsbridge.scheduledevent.{kind}.v1",
+            "source": "/Group",
+            "id": str(number),
+            "time": f"2026-11-20T12:{number:02}:00.000Z",
+            "correlationid": more.get("of", "E1" if number % 2 else "e1"),
+            "data": {"NotBeforeUtc": "2026-11-20T13:00:00.000Z", **data},
+        }
+        for _ in range(again):
+            story = json.loads(json.dumps(story))
+            lines.append(STORY["tell"](story, "web-0", event))
+    lines += STORY["lost"](story, "web-0", "2026-11-21T12:00:00.000Z")
+    return [" ".join(line.replace("2026-11-20T", "").split()) for line in lines if line]
+
+
+DOWN = "DOWN web-0 13:00:00.000Z: Reboot e1"
+LOST, ENDED = "LOST web-0: e1 lost", "BACK web-0: e1 ended"
+OTHER = {"Resources": ["web-1"]}
+MOVED = {"NotBeforeUtc": "2026-11-20T14:00:00.000Z"}
+SCHEDULED: tuple[str, dict[str, Any]] = ("scheduled", {})
+
+
+@pytest.mark.parametrize("again", [1, 3])
+@pytest.mark.parametrize(
+    ("messages", "lines"),
+    [
+        (
+            [SCHEDULED, ("started", {}), ("completed", {"VmIsGone": False})],
+            [DOWN, "BACK web-0: e1 completed"],
+        ),
+        (
+            [("started", {"EventType": "Preempt"}), ("completed", {"VmIsGone": True})],
+            ["DOWN web-0 now: Preempt e1", "GONE web-0: e1 completed"],
+        ),
+        (
+            [SCHEDULED, ("updated", MOVED), ("canceled", {})],
+            [DOWN, "MOVED web-0 14:00:00.000Z: Reboot e1", "BACK web-0: e1 canceled"],
+        ),
+        (
+            [SCHEDULED, ("ended", {}), ("completed", {}), ("ended", {"x": 1}), ("updated", MOVED)],
+            [DOWN, ENDED, "CORRECTION web-0: e1 completed"],
+        ),
+        *(
+            ([("scheduled", {"Resources": one}), ("ended", {"Resources": one})], [f"{DOWN} (perhaps)", ENDED])
+            for one in (None, [], [5, "web-1"], 5)
+        ),
+        (
+            [SCHEDULED, ("updated", OTHER), ("updated", {}), ("updated", OTHER)],
+            [DOWN, "BACK web-0: e1 removed", DOWN, "BACK web-0: e1 removed"],
+        ),
+        ([("scheduled", OTHER), ("completed", OTHER)], []),
+        ([SCHEDULED], [DOWN, LOST]),
+        ([("canceled", {})], []),
+        ([("completed", {})], ["BACK web-0: e1 completed"]),
+        (
+            [SCHEDULED, ("scheduled", {"of": "e2"}), ("canceled", {"of": "e1"}), ("canceled", {"of": "e2"})],
+            [
+                *(DOWN, DOWN.replace("e1", "e2")),
+                *("BACK web-0: e1 canceled, but 1 other event(s) are not over", "BACK web-0: e2 canceled"),
+            ],
+        ),
+    ],
+)
+def test_the_story_of_a_vm_says_once_when_it_is_down_and_once_when_it_is_back(
+    messages: list[tuple[str, dict[str, Any]]], lines: list[str], again: int
+) -> None:
+    assert told(*messages, again=again) == lines
+
+
+def test_news_of_a_lost_event_begin_its_story_again() -> None:
+    story: dict[str, Any] = {}
+    event: dict[str, Any] = {"type": "io.imdsbridge.scheduledevent.started.v1", "source": "s", "id": "1"}
+    event |= {
+        "time": "2026-11-20",
+        "correlationid": "e1",
+        "data": {"Resources": ["web-0"], "NotBeforeUtc": None},
+    }
+    assert STORY["tell"](story, "web-0", event) == "DOWN web-0 at an unknown time: None e1"
+    assert STORY["lost"](story, "web-0", "2026-11-21") == [LOST]
+    later = {**event, "id": "2", "time": "2026-11-22"}
+    assert STORY["tell"](story, "web-0", later) == "DOWN web-0 at an unknown time: None e1"
+    completed = {**later, "id": "3", "type": "io.imdsbridge.scheduledevent.completed.v1"}
+    assert STORY["tell"](story, "web-0", completed) == "BACK web-0: e1 completed"
+
+
+@pytest.mark.parametrize("name", [*NAMES, "story.py"])
 def test_the_page_shows_the_snippet_as_it_is(name: str) -> None:
     assert f"\n{(SNIPPETS / name).read_text()}```\n" in PAGE.read_text()
