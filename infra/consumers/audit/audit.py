@@ -395,24 +395,25 @@ class Audit:
 
     def silent(self, now: float | None, gone: list[str]) -> Iterator[Json]:
         """Find the last run of each process: the latest one that no other follows; yield those that are silent."""
-        last_runs = [*self.last_runs()]
-        reached: dict[tuple[str, str], float] = {}  # by each VM
-        for run in last_runs:
+        self.judged_at = self.reached_by_two() if now is None else now
+        for run in self.last_runs():
             self.newest.add(run.epoch)
-            if not run.is_relay:
-                reached[run.vm] = max(reached.get(run.vm, run.last_at), run.last_at)
-        # One VM's clock may be ahead; two are a fleet that goes on.
-        second = sorted(reached.values())[-2:-1]
-        self.judged_at = (second[0] if second else None) if now is None else now
-        if self.judged_at is None:
-            return
-        for run in last_runs:
+            if self.judged_at is None:
+                continue
             if run.last_at > self.judged_at + SILENT_SECONDS:
                 ahead = f"has events until {iso(run.last_at)}, after silence was judged: is its clock ahead?"
                 self.notes.append(f"{run.reporter} {run.epoch}: {ahead}")
             if run.is_silent(self.judged_at, gone):
                 who = {"reporter": run.reporter, "epoch": run.epoch, "source": run.source}
                 yield {"kind": "silent", **who, "since": iso(run.alive_at)}
+
+    def reached_by_two(self) -> float | None:
+        """Return the latest time that two VMs have reached: the clock of one may be ahead."""
+        reached: dict[tuple[str, str], float] = {}
+        for run in self.last_runs():
+            if not run.is_relay:
+                reached[run.vm] = max(reached.get(run.vm, run.last_at), run.last_at)
+        return max(sorted(reached.values())[:-1], default=None)
 
     def last_runs(self) -> Iterator[Run]:
         """Yield the last run of each process; one without a VM id belongs to the VM of a later one."""
