@@ -18,7 +18,8 @@ def tell(told: dict[str, Any], vm: str, event: dict[str, Any]) -> str | None:
     """Return the line to tell about a scheduledevent, None if there is none. Tell it, then store `told`."""
     data, kind, key = event["data"], event["type"].split(".")[3], event["correlationid"].lower()
     copy, affected = f"{event['source']} {event['id']}".lower(), affects(data.get("Resources"), vm)
-    known = told.get(key, {"seen": [], "time": "", "down": False, "at": None, "end": None})
+    new = {"seen": [], "time": "", "type": data.get("EventType"), "down": False, "at": None, "end": None}
+    known = told.get(key, new)
     if copy in known["seen"] or (key not in told and affected is False):
         return None
     told[key] = known
@@ -33,8 +34,8 @@ def tell(told: dict[str, Any], vm: str, event: dict[str, Any]) -> str | None:
     is_started, at = data.get("EventStatus") == "Started", data["NotBeforeUtc"] or known["at"]
     was_down, is_moved = known["down"], not is_started and at != known["at"]
     known.update(down=True, at=at)
-    when = "now" if is_started else at or "at an unknown time"
-    line = f"{'MOVED' if was_down else 'DOWN'} {vm} {when}: {data.get('EventType')} {key}"
+    when = "now" if is_started else f"at {at}" if at else "at an unknown time"
+    line = f"{'MOVED' if was_down else 'DOWN'} {vm} {when}: {known['type']} {key}"
     return line + ("" if affected else " (perhaps)") if is_moved or not was_down else None
 
 
@@ -46,7 +47,9 @@ def over(told: dict[str, Any], vm: str, key: str, end: str, *, is_gone: bool | N
     known["end"] = end
     others = sum(one["down"] and not one["end"] for one in told.values())
     word = "CORRECTION" if before else "LOST" if end == "lost" else "GONE" if is_gone else "BACK"
-    line = f"{word} {vm}: {key} {end}" + (f", but {others} other event(s) are not over" if others else "")
+    line = f"{word} {vm}: {known['type']} {key} {end}" + (
+        f", but {others} other event(s) are not over" if others else ""
+    )
     return line if known["down"] or end in ("ended", "completed") else None
 
 

@@ -111,8 +111,8 @@ def told(*messages: tuple[str, dict[str, Any]], again: int = 1) -> list[str]:
     return [" ".join(line.replace("2026-11-20T", "").split()) for line in lines if line]
 
 
-DOWN = "DOWN web-0 13:00:00.000Z: Reboot e1"
-LOST, ENDED = "LOST web-0: e1 lost", "BACK web-0: e1 ended"
+DOWN = "DOWN web-0 at 13:00:00.000Z: Reboot e1"
+LOST, ENDED = "LOST web-0: Reboot e1 lost", "BACK web-0: Reboot e1 ended"
 OTHER = {"Resources": ["web-1"]}
 MOVED = {"NotBeforeUtc": "2026-11-20T14:00:00.000Z"}
 SCHEDULED: tuple[str, dict[str, Any]] = ("scheduled", {})
@@ -124,19 +124,19 @@ SCHEDULED: tuple[str, dict[str, Any]] = ("scheduled", {})
     [
         (
             [SCHEDULED, ("started", {}), ("completed", {"VmIsGone": False})],
-            [DOWN, "BACK web-0: e1 completed"],
+            [DOWN, "BACK web-0: Reboot e1 completed"],
         ),
         (
             [("started", {"EventType": "Preempt"}), ("completed", {"VmIsGone": True})],
-            ["DOWN web-0 now: Preempt e1", "GONE web-0: e1 completed"],
+            ["DOWN web-0 now: Preempt e1", "GONE web-0: Preempt e1 completed"],
         ),
         (
             [SCHEDULED, ("updated", MOVED), ("canceled", {})],
-            [DOWN, "MOVED web-0 14:00:00.000Z: Reboot e1", "BACK web-0: e1 canceled"],
+            [DOWN, "MOVED web-0 at 14:00:00.000Z: Reboot e1", "BACK web-0: Reboot e1 canceled"],
         ),
         (
             [SCHEDULED, ("ended", {}), ("completed", {}), ("ended", {"x": 1}), ("updated", MOVED)],
-            [DOWN, ENDED, "CORRECTION web-0: e1 completed"],
+            [DOWN, ENDED, "CORRECTION web-0: Reboot e1 completed"],
         ),
         *(
             ([("scheduled", {"Resources": one}), ("ended", {"Resources": one})], [f"{DOWN} (perhaps)", ENDED])
@@ -144,17 +144,20 @@ SCHEDULED: tuple[str, dict[str, Any]] = ("scheduled", {})
         ),
         (
             [SCHEDULED, ("updated", OTHER), ("updated", {}), ("updated", OTHER)],
-            [DOWN, "BACK web-0: e1 removed", DOWN, "BACK web-0: e1 removed"],
+            [DOWN, "BACK web-0: Reboot e1 removed", DOWN, "BACK web-0: Reboot e1 removed"],
         ),
         ([("scheduled", OTHER), ("completed", OTHER)], []),
         ([SCHEDULED], [DOWN, LOST]),
         ([("canceled", {})], []),
-        ([("completed", {})], ["BACK web-0: e1 completed"]),
+        ([("completed", {})], ["BACK web-0: Reboot e1 completed"]),
         (
             [SCHEDULED, ("scheduled", {"of": "e2"}), ("canceled", {"of": "e1"}), ("canceled", {"of": "e2"})],
             [
                 *(DOWN, DOWN.replace("e1", "e2")),
-                *("BACK web-0: e1 canceled, but 1 other event(s) are not over", "BACK web-0: e2 canceled"),
+                *(
+                    "BACK web-0: Reboot e1 canceled, but 1 other event(s) are not over",
+                    "BACK web-0: Reboot e2 canceled",
+                ),
             ],
         ),
     ],
@@ -174,11 +177,11 @@ def test_news_of_a_lost_event_begin_its_story_again() -> None:
         "data": {"Resources": ["web-0"], "NotBeforeUtc": None},
     }
     assert STORY["tell"](story, "web-0", event) == "DOWN web-0 at an unknown time: None e1"
-    assert STORY["lost"](story, "web-0", "2026-11-21") == [LOST]
+    assert STORY["lost"](story, "web-0", "2026-11-21") == ["LOST web-0: None e1 lost"]
     later = {**event, "id": "2", "time": "2026-11-22"}
     assert STORY["tell"](story, "web-0", later) == "DOWN web-0 at an unknown time: None e1"
     completed = {**later, "id": "3", "type": "io.imdsbridge.scheduledevent.completed.v1"}
-    assert STORY["tell"](story, "web-0", completed) == "BACK web-0: e1 completed"
+    assert STORY["tell"](story, "web-0", completed) == "BACK web-0: None e1 completed"
 
 
 @pytest.mark.parametrize("name", [*NAMES, "story.py"])
