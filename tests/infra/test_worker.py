@@ -64,7 +64,7 @@ def noted(tmp_path: Path, *messages: tuple[str, dict[str, Any]]) -> dict[str, An
         *(({"Resources": one}, "announced") for one in (["WEB-0"], ["_web-0"], "web-0", [5, "web-0"])),
         *(({"Resources": one}, "announced") for one in (None, "(missing)", [], "", [5], ["web-1", None], 5)),
         *(({"Resources": one}, None) for one in (["web-1"], "web-1", ["web-00"])),
-        *(({"EventType": one}, "announced") for one in (None, "(missing)", "", "REBOOT")),
+        *(({"EventType": one}, "announced") for one in (None, "(missing)", "", ["Freeze"], "REBOOT")),
         ({"EventType": "Freeze"}, None),
         ({"EventStatus": "(missing)"}, "announced"),
     ],

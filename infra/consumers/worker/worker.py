@@ -38,6 +38,7 @@ WORK = ("announced", "prepared", "ended")  # the phases with work to do; the oth
 PAUSE_SECONDS = RENEW_SECONDS = 5
 STALE_SECONDS = 86_400  # after its NotBefore, an event without news is not believed to be there any more
 TOLERANCE_SECONDS = 300
+UNKNOWN_TYPE = "an unknown type"
 log = logging.getLogger("worker")
 
 
@@ -92,11 +93,13 @@ class Worker:
 
     def note(self, key: str, kind: str, data: dict[str, Any], at: str) -> None:
         """Update what is known of an event."""
-        affected, event_type = affects(data, self.options.vm), str(data.get("EventType") or "")
+        affected, event_type = affects(data, self.options.vm), data.get("EventType")
+        if not (event_type and isinstance(event_type, str)):
+            event_type = UNKNOWN_TYPE
         is_removed = affected is False  # where it is unknown, the VM may be among them
         is_end = kind in ("completed", "canceled", "ended") or is_removed
         known = self.events.get(key, {"phase": "announced", "time": at})
-        is_wanted = not event_type or event_type.lower() in self.options.types
+        is_wanted = event_type.lower() in (*self.options.types, UNKNOWN_TYPE)
         if key not in self.events and (is_removed or not is_wanted):
             return
         if known["phase"] == "over" and known.get("was_removed") and affected and not is_end:
