@@ -401,8 +401,9 @@ class Audit:
             if self.judged_at is None:
                 continue
             if run.last_at > self.judged_at + SILENT_SECONDS:
-                ahead = f"has events until {iso(run.last_at)}, after silence was judged: is its clock ahead?"
-                self.notes.append(f"{run.reporter} {run.epoch}: {ahead}")
+                until = f"has events until {iso(run.last_at)}, long after silence was judged"
+                doubt = "its clock is ahead, or all others are silent"
+                self.notes.append(f"{run.reporter} {run.epoch}: {until}: {doubt}")
             if run.is_silent(self.judged_at, gone):
                 who = {"reporter": run.reporter, "epoch": run.epoch, "source": run.source}
                 yield {"kind": "silent", **who, "since": iso(run.alive_at)}
