@@ -477,7 +477,7 @@ def listening(api: ApiServer, imds: ImdsLab, vm: str = "web-0") -> Iterator[Forw
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("event_type", "notice_seconds"), [("Reboot", 900), ("Preempt", 14)])
+@pytest.mark.parametrize(("event_type", "notice_seconds"), [("Reboot", 900), ("Preempt", 25)])
 def test_with_the_configuration_of_the_pod_a_node_is_drained_approved_and_uncordoned(
     api: ApiServer, event_type: str, notice_seconds: float
 ) -> None:

@@ -615,6 +615,20 @@ def test_a_rate_limit_holds_for_an_event_that_is_retried_on_its_own(make: Make) 
     assert min(later - sooner for sooner, later in pairwise(sent_at)) >= 1 - 1e-9
 
 
+def test_several_events_that_fail_at_different_times_do_not_put_off_that_secrets_are_read_again(
+    make: Make,
+) -> None:
+    rig = make()
+    rig.commit("well")
+    rig.deliver()
+    rig.sink.refuse = lambda _: Misconfigured("403", status=403)
+    for number in range(8):
+        rig.commit(str(number), subject=str(number))
+        rig.dispatcher.step()
+        rig.clock.advance(0.2)
+    assert rig.sink.calls.count("reload") >= 2
+
+
 def test_a_misconfigured_sink_with_nothing_to_send_is_not_reloaded(make: Make) -> None:
     rig = make(Misconfigured("401"))
     rig.commit("1")
