@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Sequence
-from uuid import uuid4
 
 from bridge.console import rows
-from bridge.console.received import FORGOTTEN_TYPE, Received, hash_text, read_event
+from bridge.console.received import FORGOTTEN, Received, hash_text, own_event
 from bridge.console.rows import Filter, VmRow, Where
 
 
@@ -30,8 +28,5 @@ def forgotten(vms: Iterable[VmRow], *, by: str, now: float) -> list[Received]:
         by: the person.
         now: seconds since 1970.
     """
-    base = {"specversion": "1.0", "source": "urn:imds-bridge:console", "type": FORGOTTEN_TYPE}
     of_vms = [{"Name": vm.name, "ResourceId": vm.resource_id} for vm in vms]
-    data = [{"Vm": vm, "Reason": f"Forgotten by {by}"} for vm in of_vms]
-    events = [{**base, "id": str(uuid4()), "data": one} for one in data]
-    return [read_event(event, json.dumps(event).encode(), now=now) for event in events]
+    return [own_event(FORGOTTEN, {"Vm": vm, "Reason": f"Forgotten by {by}"}, now=now) for vm in of_vms]

@@ -13,7 +13,9 @@ from urllib.parse import urlencode
 
 from pydantic import Field
 
-from bridge.console.merge import MaybeTime, ScheduledEvent
+from bridge.console.merge import RECEIPTS, MaybeTime, ScheduledEvent
+from bridge.console.received import scope_id
+from bridge.console.tables import get_meta
 from bridge.events.envelope import decode_event
 from bridge.formats.text import format_duration
 from bridge.imds.document import fold_name
@@ -24,13 +26,18 @@ MAX_NAMES = 5000  # among which the nearest one is looked for
 MAX_CHARACTERS = 200
 MAX_VALUES = 20  # of a filter that may stand there more than once
 DUES = ("overdue", "started", "1h", "later", "gone")
+PREPARATIONS = ("unprepared", "failed", "waiting", "prepared")
 UNWATCHED = ("unreachable", "silent", "unknown", "unheard")
 WATCHES = ("watched", *UNWATCHED, "stopped", "gone")
-_RECEIPTS = "'approval.accepted', 'approval.rejected', 'approval.failed'"
 _ENDS = "'scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled'"
 _INDEXED = "kind NOT IN ('bridge.heartbeat', 'document.changed')"  # the condition of the index by kind
-_BY_PLACE = 'ORDER BY "group", scope, zone, location, natural, folded, resource_id'
-_URGENCY = "due = 'gone', due <> 'overdue', due <> 'started', ifnull(starts_at, 0), key"
+_BY_PLACE = f"""
+ORDER BY "group", subscription, scope, zone, location, min(urgency, iif(watch IN {UNWATCHED}, 5, 9)), natural, folded,
+    resource_id
+"""
+_URGENCY = (
+    "ORDER BY (SELECT urgency FROM current WHERE current.key = event_now.key), ifnull(starts_at, 0), key"
+)
 
 
 class Where(NamedTuple):
@@ -52,7 +59,7 @@ class EventRow(ScheduledEvent):
     """
 
     starts_at: Annotated[MaybeTime, Field(description="Of a started event, when it started.")] = None
-    due: Annotated[str, Field(description=f"One of {', '.join(DUES)}, ended.")] = ""
+    due: Annotated[str, Field(description=f"One of {', '.join(DUES)}, ended, left: no longer followed.")] = ""
     key: Annotated[str, Field(exclude=True)] = ""
     seen: Annotated[int, Field(description="How many of `resources` are known to have seen it.")] = 0
     seen_by_others: Annotated[int, Field(description="How many others, known within the hour.")] = 0
@@ -60,6 +67,10 @@ class EventRow(ScheduledEvent):
         bool,
         Field(description="The forwarder that saw it first had just started: Azure's notice was longer."),
     ] = False
+    prepared: Annotated[
+        int,
+        Field(description="How many of `resources` a program has prepared; of a started event, before that."),
+    ] = 0
     stay: Annotated[MaybeTime, Field(exclude=True)] = None
     mine: Annotated[int, Field(exclude=True)] = 0
 
@@ -85,13 +96,17 @@ class VmRow:
     event_status: str = ""
     starts_at: MaybeTime = None
     due: str = ""
+    preparation: Annotated[
+        str,
+        Field(description=f"For that event: one of {', '.join(PREPARATIONS)}; blank if no VM has a program."),
+    ] = ""
     version: Annotated[str, Field(description="Of imds-bridge.")] = ""
     alive_at: Annotated[MaybeTime, Field(description="The last report.")] = None
     unreachable_since: Annotated[MaybeTime, Field(description="Since when it cannot reach IMDS.")] = None
     waiting: Annotated[int, Field(description="Events that it has not delivered to some sink.")] = 0
     missing: Annotated[int, Field(description="Events that it published and that have not arrived.")] = 0
     resource_id: str = ""
-    scope: Annotated[str, Field(exclude=True)] = ""
+    scope: Annotated[int | None, Field(exclude=True)] = None
     folded: Annotated[str, Field(exclude=True)] = ""
     event: Annotated[str, Field(exclude=True)] = ""
 
@@ -173,34 +188,46 @@ class Filter:
             *self._place(),
         ]
         if self.status:
-            found.append(Where("lower(?) IN (lower(status), iif(is_open, 'open', ''))", (self.status,)))
+            found.append(Where(f"lower(?) IN (lower(status), lower({OUTCOME}))", (self.status,)))
         if wanted := fold_name(self.vm):
             found.append(Where("(instr(key, ?) = 1 OR instr(names, ?))", (wanted, wanted)))
         if self.tag:
-            condition, values = self.of_named("one.value")
-            found.append(Where(f"EXISTS (SELECT 1 FROM json_each(names) AS one WHERE {condition})", values))  # noqa: S608 - constants
+            condition, values = self.of_named()
+            found.append(Where(f"key IN (SELECT key FROM affected WHERE {condition})", values))  # noqa: S608 - constants
         return _all_of(found)
 
-    def of_named(self, folded: str) -> Where:
-        """Return the filter as a condition on a VM that an event of `event_now` names; `folded` is its column."""
-        tagged = (
-            f"EXISTS (SELECT 1 FROM vm WHERE vm.folded = {folded} AND vm.scope = event_now.scope "  # noqa: S608 - constants
-            "AND instr(vm.tags, ?))"
-        )
-        found = [Where(tagged, (_tag(tag),)) for tag in self.tag]
+    def of_named(self) -> Where:
+        """Return the filter as a condition on `affected`, the VMs that events name."""
+        found = [
+            Where(f"affected.place IN (SELECT place FROM vm WHERE {tagged.condition})", tagged.values)  # noqa: S608 - constants
+            for tagged in self._tagged()
+        ]
         if wanted := fold_name(self.vm):
-            found.append(Where(f"(instr(event_now.key, ?) = 1 OR instr({folded}, ?))", (wanted, wanted)))
+            found.append(Where("(instr(affected.key, ?) = 1 OR instr(affected.folded, ?))", (wanted, wanted)))
         return _all_of(found)
 
     def of_vms(self) -> Where:
-        """Return the filter as a condition on `vm_now`; the status is one of WATCHES, of an event, or a summary."""
-        found = self._place()
+        """Return the filter as a condition on `vm_state` or `vm`.
+
+        The status, of `vm_state` only, is one of WATCHES or PREPARATIONS, of an event, or a summary.
+        """
+        found = []
+        if place := self._place():
+            where = _all_of(place)
+            found.append(Where(f"scope IN (SELECT id FROM scope WHERE {where.condition})", where.values))  # noqa: S608 - constants
         if self.status:
             unwatched = f"iif(watch IN {UNWATCHED}, 'unwatched', '')"
-            found.append(Where(f"lower(?) IN (watch, lower(event), {unwatched})", (self.status,)))
+            words = f"watch, lower(event), preparation, {unwatched}, iif(since IS NULL, '', 'outofwork')"
+            found.append(Where(f"lower(?) IN ({words})", (self.status,)))
         if wanted := fold_name(self.vm):
-            found.append(Where("instr(folded, ?)", (wanted,)))
-        return _all_of([*found, *(Where("instr(tags, ?)", (_tag(tag),)) for tag in self.tag)])
+            found.append(Where(f"(place IN ({_OF_VM}) OR place IN ({_OF_NAMED}))", (wanted, wanted)))
+        return _all_of([*found, *self._tagged()])
+
+    def _tagged(self) -> list[Where]:
+        """Return conditions on the tags of `vm` or `vm_state`; of VMs without any, none is true."""
+        return [
+            Where("tags IN (SELECT id FROM tagged WHERE instr(tags, ?))", (_tag(tag),)) for tag in self.tag
+        ]
 
     def _place(self) -> list[Where]:
         found = self._equal({"subscription": self.subscription})
@@ -229,15 +256,17 @@ def read_filter(query: Sequence[tuple[str, str]]) -> Filter:
 
 EVERY = Filter()
 OF_PLACE = ("vm", "subscription", "group", "tag")  # what chooses VMs
-_CURRENT = Where("is_current", ())
+_CURRENT = Where("key IN (SELECT key FROM current)", ())
+_OF_VM, _OF_NAMED = (f"SELECT place FROM {table} WHERE instr(folded, ?)" for table in ("vm", "named"))  # noqa: S608 - constants
+OUTCOME = "iif(NOT is_open, status, iif(due = 'left', 'Ended', 'Open'))"
 
 
 def open_events(store: sqlite3.Connection, wanted: Filter = EVERY, **part: int) -> list[EventRow]:
     """Return the events that are current, the most urgent first: at most `limit` after the first `offset`."""
-    where, order = _CURRENT & wanted.of_events(), f"ORDER BY {_URGENCY}"
+    where = _CURRENT & wanted.of_events()
     # Who has seen an event is counted only for those that are returned.
-    keys = f"SELECT key FROM event_now WHERE {where.condition} {order} {_part(**part)}"  # noqa: S608 - constants
-    return _events(store, Where(f"key IN ({keys})", where.values), order)
+    keys = f"SELECT key FROM event_now WHERE {where.condition} {_URGENCY} {_part(**part)}"  # noqa: S608 - constants
+    return _events(store, Where(f"key IN ({keys})", where.values), _URGENCY)
 
 
 def ended_events(store: sqlite3.Connection, since: float, wanted: Filter, *, limit: int) -> list[EventRow]:
@@ -268,9 +297,9 @@ def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int,
         f"WHERE {where.condition} GROUP BY 1",
         where.values,
     )
-    named = where & wanted.of_named("affected.folded")
+    named = where & wanted.of_named()
     vms = store.execute(
-        "SELECT due, count(DISTINCT affected.scope || char(10) || folded) FROM event_now JOIN affected USING (key) "  # noqa: S608 - constants
+        "SELECT due, count(DISTINCT place) FROM event_now JOIN affected USING (key) "  # noqa: S608 - constants
         f"WHERE {named.condition} GROUP BY 1",
         named.values,
     )
@@ -280,16 +309,14 @@ def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int,
 
 def count_types(store: sqlite3.Connection) -> list[tuple[str, str, int]]:
     """Count the current events by type and status."""
-    query = "SELECT event_type, status, count(*) FROM event_now WHERE is_current GROUP BY 1, 2"
+    query = "SELECT event_type, status, count(*) FROM current JOIN scheduled USING (key) GROUP BY 1, 2"
     return [*map(tuple, store.execute(query))]
 
 
 def mine_first(store: sqlite3.Connection, events: Iterable[EventRow], wanted: Filter) -> list[EventRow]:
     """Return events that name the VMs first that a filter chooses by name or tag."""
-    where, found = wanted.of_named("one.value"), []
-    query = (
-        f"SELECT value FROM event_now, json_each(names) AS one WHERE event_now.key = ? AND {where.condition}"  # noqa: S608 - constants
-    )
+    where, found = wanted.of_named(), []
+    query = f"SELECT folded FROM affected WHERE key = ? AND {where.condition}"  # noqa: S608 - constants
     for event in events if wanted.vm or wanted.tag else ():
         mine = {name for (name,) in store.execute(query, (event.key, *where.values))}
         names = sorted(event.resources, key=lambda name: fold_name(name) not in mine)
@@ -308,11 +335,10 @@ def vms(
 
 def vms_of(store: sqlite3.Connection, event: EventRow) -> list[VmRow]:
     """Return the VMs that Azure tells of an event and that have reported: its scale set, else those that it names."""
-    names = json.dumps([fold_name(name) for name in event.resources])
-    of_event = Where("scope = ? AND alive_at IS NOT NULL", (event.scope,))
-    if not event.scale_set:
-        of_event &= Where("folded IN (SELECT value FROM json_each(?))", (names,))
-    return vms(store, of_event)
+    of_event = Where("place IN (SELECT place FROM affected WHERE key = ?)", (event.key,))
+    if event.scale_set:
+        of_event = Where("scope = ?", (scope_id(event.scope),))
+    return vms(store, of_event & Where("id IS NOT NULL AND watch <> 'unheard'", ()))
 
 
 def count_vms(store: sqlite3.Connection, wanted: Filter = EVERY) -> Counter[str]:
@@ -321,18 +347,21 @@ def count_vms(store: sqlite3.Connection, wanted: Filter = EVERY) -> Counter[str]
     Beside them are the sums of what waits on VMs, and of what is missing.
     """
     where, found = wanted.of_vms(), Counter[str]()
-    columns = "watch, event, count(*), sum(waiting), sum(missing)"
-    query = f"SELECT {columns} FROM vm_now WHERE {where.condition} GROUP BY 1, 2"  # noqa: S608 - constants
-    rows = store.execute(query, where.values)
-    for watch, event, count, waiting, missing in rows:
+    columns = "watch, event, preparation, iif(since IS NULL, '', 'outofwork')"
+    query = (
+        f"SELECT {columns}, count(*), sum(waiting), sum(missing) FROM vm_state "  # noqa: S608 - constants
+        f"WHERE {where.condition} GROUP BY 1, 2, 3, 4"
+    )
+    for watch, event, preparation, work, count, waiting, missing in store.execute(query, where.values):
         unwatched = ("unwatched", "unwatched with event" if event else "") if watch in UNWATCHED else ()
-        found.update(dict.fromkeys((watch, event, *unwatched, ""), count), waiting=waiting, missing=missing)
+        states = dict.fromkeys((watch, event, preparation, work, *unwatched, ""), count)
+        found.update(states, to_deliver=waiting, missing=missing)
     return +found  # no zeros
 
 
 def groups_of(store: sqlite3.Connection) -> tuple[list[str], list[str]]:
     """Return all groups, also without their scale sets, and the subscriptions if there are two or more."""
-    rows = store.execute('SELECT DISTINCT "group", subscription FROM vm ORDER BY 1, 2').fetchall()
+    rows = store.execute('SELECT DISTINCT "group", subscription FROM scope ORDER BY 1, 2').fetchall()
     subscriptions = sorted({subscription for _, subscription in rows if subscription})
     groups = sorted({name for group, _ in rows for name in (group, group.partition("/")[0]) if name})
     return groups, subscriptions if len(subscriptions) > 1 else []
@@ -341,7 +370,8 @@ def groups_of(store: sqlite3.Connection) -> tuple[list[str], list[str]]:
 def tags_of(store: sqlite3.Connection) -> list[str]:
     """Return the tags of VMs, those that most of them have first."""
     found = Counter[str]()
-    for tags, count in store.execute("SELECT tags, count(*) FROM vm WHERE tags <> '' GROUP BY 1"):
+    query = "SELECT tagged.tags, count FROM (SELECT tags, count(*) AS count FROM vm GROUP BY 1) AS vm "
+    for tags, count in store.execute(f"{query} JOIN tagged ON tagged.id = vm.tags"):
         found.update(dict.fromkeys(tags.split("\n")[1:-1], count))
     return [tag for tag, _ in found.most_common()]
 
@@ -401,7 +431,7 @@ def count_receipts(store: sqlite3.Connection, since: float, wanted: Filter) -> l
     where = wanted.of_events()
     chosen = f"event_id IN (SELECT key FROM event_now WHERE {where.condition})" if wanted else "1"  # noqa: S608 - constants
     rows = store.execute(
-        f"SELECT kind, reason, count(*) FROM event WHERE kind IN ({_RECEIPTS}) AND at > ? AND {_INDEXED} "  # noqa: S608 - constants
+        f"SELECT kind, reason, count(*) FROM event WHERE kind IN {RECEIPTS} AND at > ? AND {_INDEXED} "  # noqa: S608 - constants
         f"AND {chosen} GROUP BY 1, 2 ORDER BY 1, 3 DESC",
         (since, *where.values),
     )
@@ -415,12 +445,9 @@ def count_prepared(store: sqlite3.Connection, since: float, wanted: Filter) -> t
     """
     where = Where("started_at > ?", (since,)) & wanted.of_events()
     row = store.execute(
-        "WITH prepared AS MATERIALIZED (SELECT event_id AS key, folded, min(event.at) AS at "  # noqa: S608 - constants
-        "FROM event JOIN vm ON vm.id = event.vm "
-        f"WHERE kind = 'approval.prepared' AND {_INDEXED} GROUP BY 1, 2) "
-        "SELECT count(iif(prepared.at <= started_at, 1, NULL)), count(*) FROM (SELECT 1 FROM prepared LIMIT 1) "
-        "CROSS JOIN event_now JOIN affected USING (key) LEFT JOIN prepared USING (key, folded) "
-        f"WHERE {where.condition}",
+        "SELECT count(iif(prepared_at <= started_at, 1, NULL)), count(*) "  # noqa: S608 - constants
+        "FROM (SELECT 1 FROM preparation WHERE prepared_at LIMIT 1) CROSS JOIN event_now "
+        f"JOIN affected USING (key) LEFT JOIN preparation USING (key, folded) WHERE {where.condition}",
         where.values,
     ).fetchone()
     return row[0], row[1]
@@ -451,15 +478,13 @@ def losses_since(
 
 def damage_note(store: sqlite3.Connection) -> dict[str, Any] | None:
     """Return when a damaged store was moved aside and where it is; None if none was."""
-    row = store.execute("SELECT value FROM meta WHERE name = 'damaged'").fetchone()
-    return dict(json.loads(row[0])) if row else None
+    note: dict[str, Any] | None = get_meta(store, "damaged")
+    return note
 
 
 def received_from_to(store: sqlite3.Connection) -> tuple[float | None, float | None]:
     """Return when the oldest event that is kept was received, and the last one."""
-    first = store.execute("SELECT min(received_at) FROM event").fetchone()[0]
-    last = store.execute("SELECT received_at FROM event ORDER BY n DESC LIMIT 1").fetchone()
-    return first, last[0] if last else None
+    return get_meta(store, "first_at"), get_meta(store, "last_at")
 
 
 _RESOURCES, *_BOOLEANS = (

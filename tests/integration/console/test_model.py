@@ -55,9 +55,6 @@ class Happened:
         deletes = self.kind in DELETING and self.status != "Canceled" and self.minutes < now - 5
         return self.minutes if deletes else 0.0
 
-    def is_current(self, now: float) -> bool:
-        return self.is_open and (self.kind not in DELETING or max(self.last_at, self.minutes) > now - 1440)
-
 
 @dataclass
 class Truth:
@@ -151,7 +148,7 @@ class Truth:
         found = {place: self._watch(place, now) for place in self.lives}
         named = [(one.group, name, one) for one in self.events.values() for name in one.names]
         for group, name, one in named:
-            if (group, name) not in self.lives and one.is_current(now):
+            if (group, name) not in self.lives and self.is_current(one, now):
                 is_gone = self._due(one, now) == "gone" and found.get((group, name)) != "unknown"
                 found[group, name] = "gone" if is_gone else "unknown"
         return {place: watch for place, watch in found.items() if watch}
@@ -173,9 +170,17 @@ class Truth:
             return sign
         return "gone" if gone_at > now - 1440 else ""
 
+    def is_current(self, one: Happened, now: float) -> bool:
+        """Return whether an event is open and names a VM that is not known to be gone before the event."""
+        is_late = one.kind in DELETING and max(one.last_at, one.minutes) <= now - 1440
+        left = ("",) if one.kind in DELETING else ("", "gone")
+        known = [self._watch((one.group, name), now) for name in one.names if (one.group, name) in self.lives]
+        remains = len(known) < len(one.names) or any(watch not in left for watch in known)
+        return one.is_open and not is_late and remains
+
     def _due(self, one: Happened, now: float) -> str:
-        if not one.is_open:
-            return "ended"
+        if not self.is_current(one, now):
+            return "left" if one.is_open else "ended"
         heard = max(self.heard.get((one.group, name), 0) for name in one.names)
         over_at = one.deletes_at(now)
         if over_at and heard <= over_at + 5:
@@ -199,7 +204,7 @@ class Truth:
             named = [
                 one
                 for one in self.events.values()
-                if one.group == group and name in one.names and one.is_current(now)
+                if one.group == group and name in one.names and self.is_current(one, now)
             ]
             # What is due within the hour comes before what is due later by its start.
             urgent = min(named, key=lambda one: (order.index(self._due(one, now)), one.minutes), default=None)
@@ -317,7 +322,7 @@ def test_now_event_fleet_legend_api_and_metric_agree_under_every_filter(tmp_path
             assert shown_there == number, address
         # Who has seen an event.
         by_id = {one["event_id"].lower(): one for one in events.json()["events"]}
-        current = {name: one for name, one in truth.events.items() if one.is_current(now)}
+        current = {name: one for name, one in truth.events.items() if truth.is_current(one, now)}
         assert by_id.keys() == {event_id(name).lower() for name in current}
         (everything,) = get("/")
         for name, one in current.items():

@@ -35,7 +35,7 @@ ROW = EventRow(
     key="e-1",
 )
 STARTED = replace(ROW, status="Started", started_at=AT - 5, starts_at=AT - 5, due="started")
-VM = VmRow(name="web-0", group="shop", zone="1", alive_at=AT - 60, scope="s/shop", folded="web-0")
+VM = VmRow(name="web-0", group="shop", zone="1", alive_at=AT - 60, scope=1, folded="web-0")
 WITH_EVENT: dict[str, Any] = {"event_id": "E-1", "event_type": "Reboot", "event": "Scheduled"}
 
 
