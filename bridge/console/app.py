@@ -37,12 +37,12 @@ from bridge.console.approve import COOKIE, COOKIE_SECONDS, Approvals, NotApprove
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live
 from bridge.console.received import Received
-from bridge.console.rows import DAY, EVERY, HOUR, EventRow, Filter, ReportRow, read_filter
+from bridge.console.rows import DAY, EVERY, HOUR, EventRow, Filter, ReportRow, Where, read_filter
 from bridge.console.store import Store
 from bridge.contract.types import KNOWN_VALUES
 from bridge.errors import BridgeError
 from bridge.events.envelope import decode_event
-from bridge.formats.text import format_duration, format_relative
+from bridge.formats.text import format_duration, format_relative, join_names
 from bridge.runtime.text import escape, sanitize
 from bridge.runtime.threads import stalled_threads
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 PAGE_ROWS = 100
 PAGE_CELLS = 1000  # of Fleet; also the rows of an answer of the API
 MAX_RAW = 50
+MAX_ENDED = 50
 MAX_TAGS = 200  # to choose from
 SILENT_SECONDS = 3900.0  # a heartbeat comes every hour; five minutes more are for the way
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -163,7 +164,10 @@ class Web:
                 "rows": shown,
                 "paging": page,
                 "ended": rows.mine_first(
-                    store, rows.ended_events(store, at - HOUR, wanted, limit=50), wanted
+                    store, rows.ended_events(store, at - HOUR, wanted, limit=MAX_ENDED), wanted
+                ),
+                "all_ended": rows.count(
+                    store, "event_now", Where("ended_at > ?", (at - HOUR,)) & wanted.of_events()
                 ),
                 "vms": known,
                 "counts": counts,
@@ -192,7 +196,7 @@ class Web:
                 "token": self.sessions.token(_session(request), request.state.person),
                 "figures": figures,
                 "counts": counts,
-                "states": (*fleet.STATES, "unwatched"),
+                "states": (*fleet.STATES, "unwatched", "outofwork"),
                 "is_table": is_table,
                 "rows": shown,
                 "paging": page,
@@ -208,9 +212,11 @@ class Web:
         with self.store.reading() as store:
             event = self._find(store, request)
             (shown,) = rows.mine_first(store, [event], wanted)
-            reports, vms = rows.reports_of(store, event.key), rows.vms_of(store, event)
+            reports, vms = rows.reports_of(store, event.key, order=rows.DECIDING), rows.vms_of(store, event)
             base = {**self._base(store, at), **self._filters(store, EVERY, "/", [])}
-        seen = story.witnesses(shown, reports, vms)
+            total = rows.count(store, "event", Where("event_id = ? AND event_id <> ''", (event.key,)))
+            prepared = rows.preparations_of(store, event.key)
+        seen = story.witnesses(shown, reports, vms, prepared)
         sent = request.query_params.get("sent", "")
         context = {
             **base,
@@ -219,8 +225,9 @@ class Web:
             "steps": story.story(event, reports, vms, at),
             "affected": [one for one in seen if one.is_affected],
             "others": [one for one in seen if not one.is_affected],
-            "raw": [_raw(report) for report in reports[:MAX_RAW]],
-            "total": len(reports),
+            "left_out": total - len(reports),
+            "raw": [_raw(report) for report in reports[-MAX_RAW:]],
+            "total": total,
             "can_approve": self.approvals is not None,
             "form": self.approvals and self.approvals.form(event, vms, person, _session(request)),
             "sent": sent if self.approvals and self.approvals.has_sent(event, sent) else "",
@@ -234,7 +241,7 @@ class Web:
         with self.store.reading() as store:
             found = history.read_history(store, days, at, wanted)
             page = _page_of(request, found.total)
-            missing = wanted.of_vms() & rows.Where("missing > 0", ())
+            missing = wanted.of_vms() & Where("missing > 0", ())
             context = {
                 "history": found,
                 "ends": history.ENDS,
@@ -570,6 +577,7 @@ def _templates() -> Jinja2Templates:
         "cell": fleet.cell,
         "describe": fleet.describe,
         "names": now.vm_names,
+        "joined": lambda names: join_names([*names], max_length=2000, max_names=20),
         "impact": story.impact_text,
         "segment": lambda value: quote(value, safe=""),
     }

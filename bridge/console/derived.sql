@@ -19,6 +19,8 @@ CREATE TABLE preparation (
     prepared_at REAL,
     PRIMARY KEY (key, folded)
 ) STRICT, WITHOUT ROWID;
+-- For which types of events some VM has a program.
+CREATE TABLE program (event_type TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 -- Since when a VM is out of work although its program should have put it back; NULL once it has.
 CREATE TABLE work (vm INTEGER PRIMARY KEY, at REAL NOT NULL, since REAL) STRICT;
 CREATE INDEX work_missed ON work (vm) WHERE since IS NOT NULL;

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from bridge import __version__
 from bridge.console import rows
-from bridge.console.rows import WATCHES
+from bridge.console.rows import PREPARATIONS, WATCHES
 from bridge.console.store import Store
 from bridge.contract.types import KNOWN_VALUES
 from bridge.runtime.threads import progress_ages
@@ -72,6 +72,14 @@ class Figures(Collector):
             for state in WATCHES:
                 states.add_metric([state], counted[state])
             yield states
+            preparations = GaugeMetricFamily(
+                "imds_bridge_console_preparations",
+                "VMs by what their programs did for an event.",
+                labels=["state"],
+            )
+            for state in (*PREPARATIONS, "outofwork"):
+                preparations.add_metric([state], counted[state])
+            yield preparations
             yield _open_events(events)
         text = "0 while the store cannot be written or read."
         yield GaugeMetricFamily("imds_bridge_storage_available", text, available)

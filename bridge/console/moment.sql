@@ -7,7 +7,7 @@ DELETE FROM named;
 -- unknown NotBefore may start at any time.
 INSERT INTO current
 WITH open AS MATERIALIZED (
-    SELECT key, event_type IN ('Preempt', 'Terminate') AS is_deletion, status, not_before, moment.at AS now,
+    SELECT key, event_type IN ('Preempt', 'Terminate') AS is_deletion, event_type IN program AS has_programs, status, not_before, moment.at AS now,
         iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
         max(ifnull(not_before, started_at), ifnull(started_at, not_before)) AS over_at
     FROM moment CROSS JOIN scheduled INDEXED BY scheduled_current WHERE is_open AND dismissed_at < received_at
@@ -27,13 +27,13 @@ WITH open AS MATERIALIZED (
 )
 SELECT key, CASE urgency WHEN 0 THEN 'overdue' WHEN 1 THEN 'started' WHEN 2 THEN '1h' WHEN 3 THEN 'later' ELSE 'gone' END,
     urgency, starts_at, iif(status = 'Started', 'Started', 'Scheduled'), vms,
-    iif(EXISTS (SELECT 1 FROM preparation), (SELECT count(*) FROM preparation JOIN affected USING (key, folded)
+    iif(has_programs, (SELECT count(*) FROM preparation JOIN affected USING (key, folded)
         WHERE preparation.key = due.key AND state = 'prepared' AND at > ifnull((SELECT max(at) FROM event WHERE event_id = due.key
-            AND event_id <> '' AND kind IN ('scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled')), 0)), 0)
+            AND event_id <> '' AND kind IN ('scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled')), 0)), NULL)
 FROM due;
 INSERT OR IGNORE INTO named
 SELECT affected.place, key, urgency, event, CASE
-        WHEN NOT EXISTS (SELECT 1 FROM preparation) THEN ''
+        WHEN prepared IS NULL THEN ''
         WHEN state = 'prepared' AND prepared THEN state
         WHEN state = 'failed' AND event <> 'Started' AND starts_at >= (SELECT at FROM moment) + 900 THEN state
         ELSE iif(event = 'Started' OR ifnull(starts_at, 0) < (SELECT at FROM moment) + 900, 'unprepared', 'waiting') END,

@@ -68,9 +68,11 @@ class EventRow(ScheduledEvent):
         Field(description="The forwarder that saw it first had just started: Azure's notice was longer."),
     ] = False
     prepared: Annotated[
-        int,
-        Field(description="How many of `resources` a program has prepared; of a started event, before that."),
-    ] = 0
+        int | None,
+        Field(
+            description="How many of `resources` a program has prepared; null if none has one for this type."
+        ),
+    ] = None
     stay: Annotated[MaybeTime, Field(exclude=True)] = None
     mine: Annotated[int, Field(exclude=True)] = 0
 
@@ -98,7 +100,7 @@ class VmRow:
     due: str = ""
     preparation: Annotated[
         str,
-        Field(description=f"For that event: one of {', '.join(PREPARATIONS)}; blank if no VM has a program."),
+        Field(description=f"For that event: one of {', '.join(PREPARATIONS)}; blank without programs."),
     ] = ""
     version: Annotated[str, Field(description="Of imds-bridge.")] = ""
     alive_at: Annotated[MaybeTime, Field(description="The last report.")] = None
@@ -257,6 +259,7 @@ def read_filter(query: Sequence[tuple[str, str]]) -> Filter:
 EVERY = Filter()
 OF_PLACE = ("vm", "subscription", "group", "tag")  # what chooses VMs
 _CURRENT = Where("key IN (SELECT key FROM current)", ())
+DECIDING = "kind IN ('scheduledevent.updated', 'approval.prepared', 'approval.recovered'), at DESC, n"
 _OF_VM, _OF_NAMED = (f"SELECT place FROM {table} WHERE instr(folded, ?)" for table in ("vm", "named"))  # noqa: S608 - constants
 OUTCOME = "iif(NOT is_open, status, iif(due = 'left', 'Ended', 'Open'))"
 
@@ -359,6 +362,12 @@ def count_vms(store: sqlite3.Connection, wanted: Filter = EVERY) -> Counter[str]
     return +found  # no zeros
 
 
+def preparations_of(store: sqlite3.Connection, key: str) -> dict[str, tuple[str, str]]:
+    """Return by folded name what the programs of VMs said last about an event: the state, and a detail or ""."""
+    query = "SELECT folded, state, detail FROM preparation WHERE key = ?"
+    return {folded: (state, detail) for folded, state, detail in store.execute(query, (key,))}
+
+
 def groups_of(store: sqlite3.Connection) -> tuple[list[str], list[str]]:
     """Return all groups, also without their scale sets, and the subscriptions if there are two or more."""
     rows = store.execute('SELECT DISTINCT "group", subscription FROM scope ORDER BY 1, 2').fetchall()
@@ -394,12 +403,17 @@ def unknown_values(wanted: Filter, known: Mapping[str, Sequence[str]]) -> list[t
     return found
 
 
-def reports_of(store: sqlite3.Connection, key: str, *, limit: int = 500, offset: int = 0) -> list[ReportRow]:
-    """Return the CloudEvents about an event in the order of their times, with the VMs that saw each."""
+def reports_of(
+    store: sqlite3.Connection, key: str, *, order: str = "at, n", limit: int = 500, offset: int = 0
+) -> list[ReportRow]:
+    """Return the CloudEvents about an event in the order of their times, with the VMs that saw each.
+
+    With the order DECIDING, those that decide its state come first, and the newest: only others are left out.
+    """
+    chosen = "SELECT * FROM event WHERE event_id = ? AND event_id <> ''"
     rows = store.execute(
-        "SELECT event.kind, event.at, event.body, event.sighting, ifnull(vm.name, '') AS vm FROM event "
-        "LEFT JOIN vm ON vm.id = event.vm WHERE event.event_id = ? AND event.event_id <> '' "
-        "ORDER BY event.at, event.n LIMIT ? OFFSET ?",
+        "SELECT kind, at, body, sighting, ifnull(vm.name, '') AS vm "  # noqa: S608 - constants
+        f"FROM ({chosen} ORDER BY {order} LIMIT ? OFFSET ?) AS one LEFT JOIN vm ON vm.id = one.vm ORDER BY at, n",
         (key, limit, offset),
     ).fetchall()
     seen = (
@@ -416,6 +430,13 @@ def reports_of(store: sqlite3.Connection, key: str, *, limit: int = 500, offset:
         )
         for row in rows
     ]
+
+
+def count(store: sqlite3.Connection, table: str, where: Where) -> int:
+    """Count the rows of a table or view for which a condition is true."""
+    query = f"SELECT count(*) FROM {table} WHERE {where.condition}"  # noqa: S608 - constants
+    number: int = store.execute(query, where.values).fetchone()[0]
+    return number
 
 
 def bodies_of_event(store: sqlite3.Connection, key: str) -> list[bytes]:

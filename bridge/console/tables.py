@@ -186,6 +186,8 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
     many(_ADD_HEARTBEAT, [*_heartbeats(new)])
     many(_ADD_IMDS, [*_imds_states(new)])
     many(_ADD_PREPARATION, [*_preparations(new)])
+    types = {clip(one.data.get("EventType")) for one in new if one.kind == PREPARED}
+    many("INSERT OR IGNORE INTO program VALUES (?)", [(one,) for one in types])
     many(_ADD_WORK, [*_work(new)])
     arrivals = {id(event): event.at if received_at is None else received_at for event in new}
     many(_PUT_AWAY, [(one.vm.id, arrivals[id(one)]) for one in new if one.kind == FORGOTTEN and one.vm])

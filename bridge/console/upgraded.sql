@@ -19,6 +19,7 @@ FROM event JOIN old_vm AS vm ON vm.id = event.vm
 WHERE kind IN ('approval.prepared', 'approval.rejected') AND kind NOT IN ('bridge.heartbeat', 'document.changed')
     AND (kind = 'approval.prepared' OR instr(CAST(body AS TEXT), '"auto:')) ORDER BY event.at
 ON CONFLICT DO UPDATE SET at = excluded.at, state = excluded.state, prepared_at = ifnull(prepared_at, excluded.prepared_at);
+INSERT OR IGNORE INTO program SELECT event_type FROM preparation JOIN scheduled USING (key);
 -- A list of expected VMs left only those that had not reported.
 WITH forgotten AS MATERIALIZED (
     SELECT vm, max(received_at) AS at FROM event

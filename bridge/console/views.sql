@@ -10,7 +10,7 @@ CREATE TEMP TABLE current (
     starts_at REAL,
     event TEXT NOT NULL,
     vms INTEGER NOT NULL,
-    prepared INTEGER NOT NULL
+    prepared INTEGER
 ) WITHOUT ROWID;
 CREATE TEMP TABLE named (
     place INTEGER PRIMARY KEY,
@@ -39,10 +39,10 @@ SELECT scheduled.*,
     (SELECT EXISTS (SELECT 1 FROM run WHERE run.vm = first.vm AND started_at BETWEEN first.at - 420 AND first.at + 60)
         FROM event AS first WHERE first.event_id = scheduled.key AND first.event_id <> ''
         AND first.kind LIKE 'scheduledevent.%' ORDER BY first.at LIMIT 1) AS seen_late,
-    -- Of an event that has started, who was prepared before.
-    ifnull((SELECT prepared FROM current WHERE current.key = scheduled.key), (SELECT count(*) FROM preparation
-        JOIN affected USING (key, folded) WHERE preparation.key = scheduled.key AND prepared_at <= ifnull(started_at, 9e99))
-    ) AS prepared
+    -- Of an event that has ended, who was prepared before its start.
+    iif(event_type IN program, ifnull((SELECT prepared FROM current WHERE current.key = scheduled.key), (SELECT count(*)
+        FROM preparation JOIN affected USING (key, folded) WHERE preparation.key = scheduled.key
+        AND prepared_at <= ifnull(started_at, 9e99))), NULL) AS prepared
 FROM scheduled;
 -- Who watches each VM that is on some list, or has left them. A VM that was not identified for a while is left out once an
 -- identified one of its name has reported.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +26,7 @@ from bridge.console.store import Store
 from bridge.errors import StateError, Unavailable
 from bridge.outbox.sqlite import log_bytes
 from tests.support.clock import MovedClock
-from tests.support.console import NOW, FleetVm, Shown, event, event_id, received, shown
+from tests.support.console import NOW, FleetVm, Shown, ask, event, event_id, received, shown, web_of
 from tests.support.disk import small_disk
 
 AT = NOW.timestamp()
@@ -123,6 +126,22 @@ def test_receipts_do_not_push_out_what_was_reported(seen: Shown) -> None:
     seen.add(vm.change("started", event(EventStatus="Started"), after(400)))
     row = seen.event()
     assert (row.first_seen_at, row.approval, row.status) == (AT, "rejected", "Started")
+
+
+def test_of_more_reports_than_a_page_has_those_that_decide_are_kept(tmp_path: Path) -> None:
+    vm, steps = FleetVm("web-0"), list[tuple[Any, dict[str, Any]]]([("scheduled", {})])
+    steps += [("updated", {"Description": str(n)}) for n in range(510)]
+    steps += [("started", {"EventStatus": "Started"}), ("completed", {"EventStatus": "Started"})]
+    with shown(tmp_path) as seen:
+        seen.add(
+            *(vm.change(kind, event(**more), after(n)) for n, (kind, more) in enumerate(steps)), at=after(600)
+        )
+        path = f"/event/{event_id('E')}"
+        page = asyncio.run(ask(web_of(seen.store, seen.clock), [path]))[path].text
+    titles = re.findall("<b>(Announced|Updated|Started|Completed)</b>", page)
+    assert (titles[0], titles[-2:], len(titles)) == ("Announced", ["Started", "Completed"], 500)
+    assert "13 earlier reports of changes and preparations are not shown" in page
+    assert "The last 50, without 463 more" in page
 
 
 def test_a_stored_event_that_the_disk_has_changed_stops_no_other(seen: Shown) -> None:

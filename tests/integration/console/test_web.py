@@ -267,11 +267,23 @@ def test_an_event_says_which_vms_are_prepared_and_the_history_counts_those_befor
     console.send(
         *(vm.change("scheduled", shown, NOW) for vm in vms.values()),
         vms["p-0"].prepared(shown, NOW + timedelta(seconds=30)),
-        vms["p-1"].receipt(shown, NOW + timedelta(seconds=31), outcome="rejected", command_id="auto:e:s:r"),
+        vms["p-1"].receipt(shown, NOW + timedelta(seconds=31), outcome="rejected", reason="not_prepared"),
     )
     page = console.page(f"/event/{event_id('prepares')}")
     assert "The program took 12 s" in page
-    assert "Failed: p-1; prepared: p-0; running, or waiting for its turn: p-2" in page
+    assert "2 of 3 VMs would be released unprepared: p-1, p-2." in page
+    found = dict(re.findall(r'class="wide">(p-\d) .*?data-label="Preparation"[^>]*>([^<]*)', page, re.DOTALL))
+    assert found == {"p-0": "prepared: 12 s", "p-1": "not prepared: not_prepared", "p-2": "not prepared yet"}
+    front = console.page("/?group=preparing")
+    assert ('data-label="Prepared" class="num">1 of 3' in front, ">2</strong> unprepared" in front) == (
+        True,
+        True,
+    )
+    counted = console.get("/api/v1/vms?status=unprepared&group=preparing").json()["vms"]
+    assert [(vm["name"], vm["preparation"]) for vm in counted] == [
+        ("p-1", "unprepared"),
+        ("p-2", "unprepared"),
+    ]
     started = event("prepares", at=NOW, vms=names, EventStatus="Started", NotBefore="")
     console.send(vms["p-0"].change("started", started, NOW + timedelta(seconds=60), previous=shown))
     console.send(vms["p-2"].prepared(shown, NOW + timedelta(seconds=70)))

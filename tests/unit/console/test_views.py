@@ -181,7 +181,7 @@ def test_the_story_names_who_saw_a_change_and_what_changed() -> None:
     assert updated.seen_by == "seen by 2 VMs within 4.0 s, last by web-1"
     assert updated.lines == (("NotBefore: ", planned, " → ", planned - 300),)
     assert waiting.title == "Waiting for NotBefore, or an approval"
-    affected, other = witnesses(replace(ROW, resources=("web-1",)), [report], [VM])
+    affected, other = witnesses(replace(ROW, resources=("web-1",)), [report], [VM], {})
     assert (affected.name, affected.is_affected, affected.place) == ("web-1", True, "")
     assert (other.name, other.is_affected, other.place) == ("web-0", False, "shop, zone 1")
     assert (affected.saw, other.saw) == ("Updated +4.0 s", "Updated")
@@ -190,7 +190,7 @@ def test_the_story_names_who_saw_a_change_and_what_changed() -> None:
 def test_an_affected_vm_that_did_not_see_the_event_comes_first() -> None:
     (change,) = received(FleetVm("web-0").change("scheduled", event()))
     report = ReportRow(kind=change.kind, at=AT, vm="web-0", body=change.body, seen_by=(("web-0", AT),))
-    found = witnesses(ROW, [report], [VM])
+    found = witnesses(ROW, [report], [VM], {})
     assert [(one.name, one.first_at) for one in found] == [("web-1", None), ("web-0", AT)]
 
 
