@@ -71,6 +71,9 @@ class ConsoleSettings(Settings):
     """The groups that may approve; empty for nobody. Example: `["ops"]`."""
     retain_days: float = Field(default=90, ge=1, le=3660)
     """How long events are kept. Example: `30`."""
+    put_away_days: float | None = Field(default=None, ge=1, le=3660)
+    """After how many days without news VMs that are silent or stopped, and open events, are put away; never by
+    default. Example: `14`."""
     ingest: IngestSettings = Field(default_factory=IngestSettings)
     """What a sender of events to `/ingest` has to show."""
     bus: SourceSettings | None = None

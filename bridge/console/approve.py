@@ -26,7 +26,7 @@ _PER_MINUTE = 20
 _KEPT_COMMANDS = 1000
 COOKIE_SECONDS = 12 * 3600
 # What changes while the event stays the same, as reports arrive and time passes. The digest has the rest.
-_PASSING = ("approval", "last_change_at", "due", "seen", "seen_by_others", "seen_late")
+_PASSING = ("approval", "prepared", "last_change_at", "due", "seen", "seen_by_others", "seen_late")
 
 Send = Callable[[str, Vm, str, str], str]
 
@@ -40,12 +40,10 @@ class Form:
     """What the form of a page holds.
 
     Attributes:
-        token: proves that the POST comes from this form.
         shown: identifies what the form said, so that an event that changed meanwhile is not approved.
         vm: whose listener gets the command.
     """
 
-    token: str
     shown: str
     vm: str
 
@@ -90,23 +88,18 @@ class Approvals(Sessions):
         self._sent_at: deque[float] = deque(maxlen=_PER_MINUTE)
         self._commands: deque[tuple[str, str]] = deque(maxlen=_KEPT_COMMANDS)
 
-    def form(self, event: EventRow, vms: Sequence[VmRow], person: Person, session: str) -> Form | None:
+    def form(self, event: EventRow, vms: Sequence[VmRow], person: Person) -> Form | None:
         """Return what the form of an event needs; None if it cannot be approved, or not by this person.
 
         Args:
             event: the event.
             vms: that Azure tells of it.
             person: who looks.
-            session: the value of the session's cookie.
         """
         if not person.is_approver or event.status != "Scheduled" or not event.is_open or not event.resources:
             return None
         vm = _listener(event, vms)
-        return Form(
-            token=self.token(session, person),
-            shown=_digest(event),
-            vm=vm.name if vm else event.resources[0],
-        )
+        return Form(shown=_digest(event), vm=vm.name if vm else event.resources[0])
 
     def approve(
         self, event: EventRow, vms: Sequence[VmRow], person: Person, session: str, given: Mapping[str, str]

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from bridge.console.now import css_class
-from bridge.console.rows import PREPARATIONS, WATCHES, VmRow
+from bridge.console.rows import DAY, PREPARATIONS, WATCHES, VmRow
 from bridge.formats.text import format_duration
 from bridge.runtime.text import sanitize
 
@@ -38,15 +38,10 @@ def groups(vms: Iterable[VmRow]) -> list[Group]:
 def _group(vms: list[VmRow]) -> Group:
     counts = Counter(state for vm in vms for state in (vm.event, vm.watch, vm.preparation))
     versions = Counter(vm.version for vm in vms if vm.version)
-    first = versions.most_common(3)
-    others = versions.total() - sum(count for _, count in first)
     return Group(
         vms=tuple(vms),
         states=tuple((state, counts[state]) for state in STATES if counts[state] and state != "watched"),
-        versions=(
-            *((sanitize(version, 40), count) for version, count in first),
-            *[("others", others)][:others],
-        ),
+        versions=tuple((sanitize(version, 40), count) for version, count in versions.most_common()),
     )
 
 
@@ -55,6 +50,7 @@ def describe(vm: VmRow, now: float) -> str:
     watch = vm.describe_watch(now)
     parts = [_describe_event(vm, now), vm.preparation, watch] if vm.event else [watch or "quiet"]
     parts += [f"{vm.waiting} waiting"] * bool(vm.waiting) + [f"{vm.missing} missing"] * bool(vm.missing)
+    parts += ["two forwarders at once"] * (now - (vm.doubled_at or 0.0) < DAY)
     return ", ".join(filter(None, parts))
 
 

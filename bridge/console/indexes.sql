@@ -41,6 +41,16 @@ CREATE TRIGGER IF NOT EXISTS vm_is_changed AFTER UPDATE OF alive_at, is_stopped,
 WHEN new.left_at < 9e99 OR new.expected <> old.expected OR new.put_away_at <> old.put_away_at BEGIN
     UPDATE vm SET left_at = (SELECT at FROM leaving WHERE leaving.id = vm.id) WHERE id = new.id;
 END;
+CREATE TRIGGER IF NOT EXISTS vm_is_deleted AFTER DELETE ON vm BEGIN
+    DELETE FROM hole WHERE run IN (SELECT id FROM run WHERE vm = old.id);
+    DELETE FROM run WHERE vm = old.id;
+    DELETE FROM work WHERE vm = old.id;
+    DELETE FROM scope WHERE id = old.scope AND NOT EXISTS (SELECT 1 FROM vm WHERE scope = old.scope);
+END;
+CREATE TRIGGER IF NOT EXISTS scheduled_is_deleted AFTER DELETE ON scheduled BEGIN
+    DELETE FROM affected WHERE key = old.key;
+    DELETE FROM preparation WHERE key = old.key;
+END;
 CREATE TRIGGER IF NOT EXISTS vm_is_named AFTER INSERT ON affected WHEN new.over_at IS NOT NULL BEGIN
     UPDATE vm SET left_at = (SELECT at FROM leaving WHERE leaving.id = vm.id) WHERE place = new.place;
 END;

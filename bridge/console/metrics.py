@@ -66,20 +66,14 @@ class Figures(Collector):
         except sqlite3.Error:
             available = False
         else:
-            states = GaugeMetricFamily(
-                "imds_bridge_console_vms", "VMs by who watches them.", labels=["state"]
-            )
-            for state in WATCHES:
-                states.add_metric([state], counted[state])
-            yield states
-            preparations = GaugeMetricFamily(
-                "imds_bridge_console_preparations",
-                "VMs by what their programs did for an event.",
-                labels=["state"],
-            )
-            for state in (*PREPARATIONS, "outofwork"):
-                preparations.add_metric([state], counted[state])
-            yield preparations
+            for name, text, states in (
+                ("vms", "VMs by who watches them.", WATCHES),
+                ("preparations", "VMs by what their programs did.", (*PREPARATIONS, "outofwork")),
+            ):
+                family = GaugeMetricFamily(f"imds_bridge_console_{name}", text, labels=["state"])
+                for state in states:
+                    family.add_metric([state], counted[state])
+                yield family
             yield _open_events(events)
         text = "0 while the store cannot be written or read."
         yield GaugeMetricFamily("imds_bridge_storage_available", text, available)

@@ -1,6 +1,6 @@
 -- What is current at a moment.
 UPDATE moment SET at = ?1, version = ?2,
-    listed_at = ifnull((SELECT CAST(value AS REAL) FROM meta WHERE name = 'listed_at'), 0);
+    away = ?1 - ?3, listed_at = ifnull((SELECT CAST(value AS REAL) FROM meta WHERE name = 'listed_at'), 0);
 DELETE FROM current;
 DELETE FROM named;
 -- An event that deletes its VM may never be reported as ended, one whose VMs are all gone or put away neither. One with
@@ -11,10 +11,11 @@ WITH open AS MATERIALIZED (
         iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
         max(ifnull(not_before, started_at), ifnull(started_at, not_before)) AS over_at
     FROM moment CROSS JOIN scheduled INDEXED BY scheduled_current WHERE is_open AND dismissed_at < received_at
+    AND max(last_change_at, ifnull(not_before, 0)) > away
     AND iif(event_type IN ('Preempt', 'Terminate'), max(last_change_at, ifnull(not_before, 0)), 9e99) > moment.at - 86400
 ), told AS MATERIALIZED (
     SELECT open.*, count(affected.folded) AS vms, ifnull(max(alive_at), 0) AS heard_at, max(affected.folded IS NULL
-        OR sign.id IS NULL OR left_at > open.now AND (is_deletion OR watch <> 'gone')) AS remains
+        OR sign.id IS NULL OR watch <> 'left' AND (is_deletion OR watch <> 'gone')) AS remains
     FROM open LEFT JOIN affected USING (key) LEFT JOIN sign USING (place) GROUP BY open.key
 ), due AS MATERIALIZED (
     SELECT told.*, CASE

@@ -115,6 +115,14 @@ def unwatched(vms: Mapping[str, int]) -> str:
     return f"; {number} of {plural(vms[''], 'VM')} {verb} not watched" if number else ""
 
 
+def clock_fault(ahead: float | None) -> str:
+    """Return the end of the headline if the VMs' clocks are ahead of the console's by some seconds, or behind."""
+    if ahead is None:
+        return ""
+    where = "behind" if ahead > 0 else "ahead of"
+    return f"; this console's clock is {format_duration(abs(ahead))} {where} its senders'"
+
+
 def tiles(dues: Mapping[str, tuple[int, int, int]], vms: Mapping[str, int], wanted: Filter) -> list[Tile]:
     """Return the figures at the top.
 

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from bridge.console.merge import RECEIPTS, MaybeTime, ScheduledEvent
 from bridge.console.received import scope_id
-from bridge.console.tables import get_meta
 from bridge.events.envelope import decode_event
 from bridge.formats.text import format_duration
 from bridge.imds.document import fold_name
@@ -29,7 +28,6 @@ DUES = ("overdue", "started", "1h", "later", "gone")
 PREPARATIONS = ("unprepared", "failed", "waiting", "prepared")
 UNWATCHED = ("unreachable", "silent", "unknown", "unheard")
 WATCHES = ("watched", *UNWATCHED, "stopped", "gone")
-_ENDS = "'scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled'"
 _INDEXED = "kind NOT IN ('bridge.heartbeat', 'document.changed')"  # the condition of the index by kind
 _BY_PLACE = f"""
 ORDER BY "group", subscription, scope, zone, location, min(urgency, iif(watch IN {UNWATCHED}, 5, 9)), natural, folded,
@@ -54,8 +52,7 @@ class Where(NamedTuple):
 class EventRow(ScheduledEvent):
     """An event at this moment.
 
-    Of `find_event`, `stay` is the last end before it was announced again; of `mine_first`, `mine` counts the VMs that
-    the filter chooses.
+    `stay` is the last end before it was announced again; of `mine_first`, `mine` counts the VMs of the filter.
     """
 
     starts_at: Annotated[MaybeTime, Field(description="Of a started event, when it started.")] = None
@@ -107,6 +104,7 @@ class VmRow:
     unreachable_since: Annotated[MaybeTime, Field(description="Since when it cannot reach IMDS.")] = None
     waiting: Annotated[int, Field(description="Events that it has not delivered to some sink.")] = 0
     missing: Annotated[int, Field(description="Events that it published and that have not arrived.")] = 0
+    doubled_at: Annotated[MaybeTime, Field(description="When two forwarders of it last ran at once.")] = None
     resource_id: str = ""
     scope: Annotated[int | None, Field(exclude=True)] = None
     folded: Annotated[str, Field(exclude=True)] = ""
@@ -285,11 +283,8 @@ def events_since(store: sqlite3.Connection, since: float, wanted: Filter, **part
 
 
 def find_event(store: sqlite3.Connection, event_id: str) -> EventRow | None:
-    """Return one event with its stay, None if it is not known."""
-    last_end = f"SELECT max(at) FROM event WHERE event_id = ? AND event_id <> '' AND kind IN ({_ENDS})"  # noqa: S608 - constants
-    for row in _events(store, Where("key = ?", (event_id.lower(),))):
-        return replace(row, stay=store.execute(last_end, (row.key,)).fetchone()[0])
-    return None
+    """Return one event, None if it is not known."""
+    return next(iter(_events(store, Where("key = ?", (event_id.lower(),)))), None)
 
 
 def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int, int, int]]:
@@ -360,6 +355,12 @@ def count_vms(store: sqlite3.Connection, wanted: Filter = EVERY) -> Counter[str]
         states = dict.fromkeys((watch, event, preparation, work, *unwatched, ""), count)
         found.update(states, to_deliver=waiting, missing=missing)
     return +found  # no zeros
+
+
+def clock_ahead(store: sqlite3.Connection) -> float | None:
+    """Return by how many seconds the VMs of the last ten minutes are ahead; None if the console's clock is right."""
+    seconds: float | None = store.execute("SELECT ahead FROM clock_now").fetchone()[0]
+    return seconds
 
 
 def preparations_of(store: sqlite3.Connection, key: str) -> dict[str, tuple[str, str]]:
@@ -435,8 +436,7 @@ def reports_of(
 def count(store: sqlite3.Connection, table: str, where: Where) -> int:
     """Count the rows of a table or view for which a condition is true."""
     query = f"SELECT count(*) FROM {table} WHERE {where.condition}"  # noqa: S608 - constants
-    number: int = store.execute(query, where.values).fetchone()[0]
-    return number
+    return int(store.execute(query, where.values).fetchone()[0])
 
 
 def bodies_of_event(store: sqlite3.Connection, key: str) -> list[bytes]:
@@ -497,23 +497,21 @@ def losses_since(
     return [ReportRow(**dict(row)) for row in rows], len(total)
 
 
-def damage_note(store: sqlite3.Connection) -> dict[str, Any] | None:
-    """Return when a damaged store was moved aside and where it is; None if none was."""
-    note: dict[str, Any] | None = get_meta(store, "damaged")
-    return note
+def notes(store: sqlite3.Connection) -> dict[str, Any]:
+    """Return what was noted of the whole store, by name.
 
-
-def received_from_to(store: sqlite3.Connection) -> tuple[float | None, float | None]:
-    """Return when the oldest event that is kept was received, and the last one."""
-    return get_meta(store, "first_at"), get_meta(store, "last_at")
+    `damaged`: when a damaged store was moved aside and where it is; `first_at` and `last_at`: when the first and the
+    last event was received; `listed` and `listed_at`: how many VMs are expected, and since when; `upgraded_at`: until
+    when an earlier version wrote it.
+    """
+    return {name: json.loads(value) for name, value in store.execute("SELECT name, value FROM meta")}
 
 
 _RESOURCES, *_BOOLEANS = (
     [one.name for one in fields(EventRow)].index(name) for name in ("resources", "is_open", "seen_late")
 )
 _EVENT_COLUMNS, _VM_COLUMNS = (
-    ", ".join(f'"{one.name}"' for one in fields(model) if one.name not in ("stay", "mine"))
-    for model in (EventRow, VmRow)
+    ", ".join(f'"{one.name}"' for one in fields(model) if one.name != "mine") for model in (EventRow, VmRow)
 )
 
 

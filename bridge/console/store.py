@@ -44,12 +44,13 @@ class Store:
         damage: what a reader has found, None if nothing.
     """
 
-    def __init__(self, path: Path, *, clock: Clock) -> None:
+    def __init__(self, path: Path, *, clock: Clock, away_seconds: float = 1e11) -> None:
         """Open the database, or make it; what is damaged is moved aside.
 
         Args:
             path: of the file.
             clock: decides what is silent, due or overdue.
+            away_seconds: after how long without news VMs and events are put away.
 
         Raises:
             StateError: a newer version wrote it.
@@ -57,6 +58,7 @@ class Store:
         """
         self._path = path
         self._clock = clock
+        self._away_seconds = away_seconds
         self._idle: LifoQueue[sqlite3.Connection] = LifoQueue(_MAX_IDLE)
         self.damage: Exception | None = None
         try:
@@ -98,7 +100,7 @@ class Store:
         connection = self._take()
         try:
             connection.execute("BEGIN")
-            _look(connection, self._clock.wall())
+            _look(connection, self._clock.wall(), self._away_seconds)
             yield connection
         except sqlite3.Error as error:
             if is_broken(error):
@@ -149,13 +151,13 @@ class Store:
         return connection
 
 
-def _look(connection: sqlite3.Connection, now: float) -> None:
+def _look(connection: sqlite3.Connection, now: float, away_seconds: float) -> None:
     """Make what is current at a moment, unless the store and nearly the moment are those of the last look."""
     (version,) = connection.execute("PRAGMA data_version").fetchone()
     at, known = connection.execute("SELECT at, version FROM moment").fetchone()
     if known != version or not at <= now < at + MOMENT_SECONDS:
         first, *others = "".join(_scripts("moment")).split(";\n")
-        connection.execute(first, (now, version))
+        connection.execute(first, (now, version, away_seconds))
         for statement in others:
             connection.execute(statement)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bridge.console.merge import OUT_OF_WORK, PREPARED, RECOVERED, resources_of
-from bridge.console.received import natural
+from bridge.console.received import DISMISSED, natural
 from bridge.console.rows import EventRow, ReportRow, VmRow
 from bridge.formats.text import format_duration, instant_of, join_names
 from bridge.imds.document import fold_name
@@ -30,6 +30,7 @@ _TITLES = {
     PREPARED: "Prepared",
     RECOVERED: "Back in work",
     OUT_OF_WORK: "Out of work",
+    DISMISSED: "Dismissed",
 }
 Line = tuple[str | float, ...]  # texts, and times in seconds since 1970
 _SHOWN_CHANGES = ("NotBefore", "Resources", "DurationInSeconds", "Description", "EventStatus", "EventType")
@@ -84,6 +85,8 @@ def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:
         return f"Overdue: NotBefore was {format_duration(now - (event.not_before or now))} ago, no start reported"
     if event.due == "gone":
         return "The VM is probably gone: nothing was heard of it since, and nobody reported the end"
+    if event.due == "left":
+        return "No longer followed: dismissed, too old, or its VMs are gone or forgotten; what is new brings it back"
     if event.due != "started":
         return "Waiting for NotBefore, or an approval"
     since = f"Started {format_duration(now - (event.starts_at or now))} ago, no end reported"
@@ -183,6 +186,9 @@ def _step(report: ReportRow) -> Step | None:
     if title is None:
         return None
     data = report.data
+    if kind == DISMISSED:
+        who, why = sanitize(data.get("By"), 200), sanitize(data.get("Reason"))
+        return Step(css=kind, at=report.at, title=title, seen_by=f"by {who}", lines=((why,),))
     is_receipt = kind.startswith("approval.")
     if kind == PREPARED:
         took = data.get("DurationSeconds")

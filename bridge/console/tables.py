@@ -10,37 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from bridge.console import runs
-from bridge.console.merge import (
-    CHANGES,
-    OUT_OF_WORK,
-    PREPARED,
-    RECEIPTS,
-    RECOVERED,
-    REJECTED,
-    Report,
-    ScheduledEvent,
-    is_by_rule,
-    merge,
-)
-from bridge.console.received import (
-    DISMISSED,
-    DOCUMENT,
-    EXPECTED,
-    FORGOTTEN,
-    HEARTBEAT,
-    Received,
-    ReportingVm,
-    clip,
-    hash_text,
-    natural,
-    place_of,
-    read_event,
-    read_vm,
-    scope_id,
-    sighting_of,
-    vm_id,
-)
+from bridge.console import merge, received, runs
+from bridge.console.merge import Report, ScheduledEvent
+from bridge.console.received import Received, ReportingVm
 from bridge.events.envelope import decode_event
 from bridge.formats.text import format_duration
 from bridge.imds.document import fold_name
@@ -56,8 +28,8 @@ COLUMNS = ", ".join(f'"{field.name}"' for field in fields(ScheduledEvent))
 SCHEDULED_TABLE = f"""
 CREATE TABLE scheduled (key TEXT PRIMARY KEY, names TEXT, received_at DEFAULT 0, dismissed_at DEFAULT -1, {COLUMNS})
 WITHOUT ROWID"""
-_NOTED = (HEARTBEAT, DOCUMENT)  # of these no row is kept
-_PREPARATIONS = {PREPARED: "prepared", RECOVERED: "recovered"}
+_NOTED = (received.HEARTBEAT, received.DOCUMENT)  # of these no row is kept
+_PREPARATIONS = {merge.PREPARED: "prepared", merge.RECOVERED: "recovered"}
 _LAST = (math.inf, b"")
 # Of copies with the same source and id, the one of the VM that saw it first is kept.
 _ADD_EVENT = """
@@ -111,7 +83,7 @@ SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id
 UNION ALL SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id <> ''
     AND kind LIKE 'scheduledevent.%' ORDER BY kind = 'scheduledevent.updated', at DESC, key LIMIT ?2)
 UNION ALL SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id <> ''
-    AND kind IN {RECEIPTS} ORDER BY at DESC, key LIMIT 1)
+    AND kind IN {merge.RECEIPTS} ORDER BY at DESC, key LIMIT 1)
 """  # noqa: S608 - constants
 # What was reported about an EventId stays as long as its last change, or what is still to come, is not too old.
 _TOO_OLD = """
@@ -124,20 +96,10 @@ _DELETE_SCHEDULED = """
 DELETE FROM scheduled WHERE key = ?1 AND NOT EXISTS (
     SELECT 1 FROM event WHERE event.event_id = ?1 AND event.event_id <> '')
 """
-_DELETE_OF_EVENT = tuple(
-    f"DELETE FROM {table} WHERE key = ?1 AND NOT EXISTS (SELECT 1 FROM scheduled WHERE key = ?1)"  # noqa: S608 - constants
-    for table in ("affected", "preparation")
-)
 _OLD_VMS = """
 SELECT id FROM vm WHERE expected <> 1 AND received_at < ?1 AND (
     (left_at = 9e99 AND alive_at < ?1 AND alive_at > 0) OR left_at < ?1) LIMIT ?2
 """
-_DELETE_OF_VM = (
-    "DELETE FROM hole WHERE run IN (SELECT id FROM run WHERE vm = ?)",
-    "DELETE FROM run WHERE vm = ?",
-    "DELETE FROM work WHERE vm = ?",
-    "DELETE FROM vm WHERE id = ?",
-)
 _OLD_EVENTS = "SELECT n, kind, at, body FROM event WHERE n > ? AND n <= ? ORDER BY n LIMIT ?"
 _HEAR_OF, _DISMISS = (
     f"UPDATE scheduled SET {column} = max({column}, ?2), last_change_at = ifnull(("  # noqa: S608 - constants
@@ -170,9 +132,9 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
     """
     changes, many = connection.total_changes, connection.executemany
     for event in events:
-        if event.kind == EXPECTED:
+        if event.kind == received.EXPECTED:
             _expect(connection, event)
-    events = [event for event in events if event.kind != EXPECTED]
+    events = [event for event in events if event.kind != received.EXPECTED]
     noted = [event for event in events if event.kind in _NOTED]
     kept = [event for event in events if event.kind not in _NOTED]
     known = _known(connection, kept)
@@ -181,23 +143,28 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
     numbered = {id(event) for event in runs.note(connection, events)}
     new = [*{event.key: event for event in kept if event.key not in known}.values()]
     new += [event for event in noted if id(event) in numbered or event.reporter[2] is None]
-    runs.note_starts(connection, [event for event in new if event.kind == HEARTBEAT])
+    runs.note_starts(connection, [event for event in new if event.kind == received.HEARTBEAT])
     many(_ADD_SIGHTING, [*_sightings(kept), *_sightings(event for event in new if event.kind in _NOTED)])
     many(_ADD_HEARTBEAT, [*_heartbeats(new)])
     many(_ADD_IMDS, [*_imds_states(new)])
     many(_ADD_PREPARATION, [*_preparations(new)])
-    types = {clip(one.data.get("EventType")) for one in new if one.kind == PREPARED}
+    types = {received.clip(one.data.get("EventType")) for one in new if one.kind == merge.PREPARED}
     many("INSERT OR IGNORE INTO program VALUES (?)", [(one,) for one in types])
     many(_ADD_WORK, [*_work(new)])
     arrivals = {id(event): event.at if received_at is None else received_at for event in new}
-    many(_PUT_AWAY, [(one.vm.id, arrivals[id(one)]) for one in new if one.kind == FORGOTTEN and one.vm])
+    many(
+        _PUT_AWAY,
+        [(one.vm.id, arrivals[id(one)]) for one in new if one.kind == received.FORGOTTEN and one.vm],
+    )
     changed = [event for event in kept if event.event_id and _order(event) < known.get(event.key, _LAST)]
     decoded = {event.body: event.data for event in kept}
-    for key in {event.event_id for event in changed if event.kind in CHANGES or event.kind in RECEIPTS}:
+    for key in {
+        event.event_id for event in changed if event.kind in merge.CHANGES or event.kind in merge.RECEIPTS
+    }:
         _write_scheduled(connection, key, decoded)
     for event in changed:
         given = event.event_id, arrivals.get(id(event), 0.0)
-        connection.execute(_DISMISS if event.kind == DISMISSED else _HEAR_OF, given)
+        connection.execute(_DISMISS if event.kind == received.DISMISSED else _HEAR_OF, given)
     is_change = connection.total_changes > changes
     for name, most in (("first_at", min), ("last_at", max)) if arrivals else ():
         at = most(arrivals.values())
@@ -215,15 +182,12 @@ def prune(connection: sqlite3.Connection, before: float) -> int:
     found = connection.execute(_TOO_OLD, (before, PRUNED_EVENTS)).fetchall()
     connection.executemany("DELETE FROM event WHERE n = ?", [row[:1] for row in found])
     connection.executemany("DELETE FROM sighting WHERE id = ?", [row[1:2] for row in found])
-    for delete in (_DELETE_SCHEDULED, *_DELETE_OF_EVENT):
-        connection.executemany(delete, {row[2:] for row in found})
+    connection.executemany(_DELETE_SCHEDULED, {row[2:] for row in found})
     vms = connection.execute(_OLD_VMS, (before, PRUNED_EVENTS)).fetchall()
-    for delete in _DELETE_OF_VM:
-        connection.executemany(delete, vms)
+    connection.executemany("DELETE FROM vm WHERE id = ?", vms)
     connection.execute("DELETE FROM run WHERE missing > 0 AND at < ?", (before,))
     if vms:
-        for table, column in (("scope", "scope"), ("tagged", "tags")):
-            connection.execute(f"DELETE FROM {table} WHERE id NOT IN (SELECT {column} FROM vm)")  # noqa: S608 - constants
+        connection.execute("DELETE FROM tagged WHERE id NOT IN (SELECT tags FROM vm)")
     return len(found) + len(vms) + _absorb(connection)
 
 
@@ -243,8 +207,8 @@ def _absorb(connection: sqlite3.Connection) -> int:
     for _, kind, at, body in rows:
         if kind in _NOTED:
             with contextlib.suppress(ValueError, LookupError, TypeError):  # a row that the disk has changed
-                events.append(read_event(decode_event(body), body, now=at))
-    runs.note_starts(connection, [event for event in events if event.kind == HEARTBEAT])
+                events.append(received.read_event(decode_event(body), body, now=at))
+    runs.note_starts(connection, [event for event in events if event.kind == received.HEARTBEAT])
     connection.executemany(_ADD_SIGHTING, [*_sightings(events)])
     connection.executemany("DELETE FROM event WHERE n = ?", [row[:1] for row in rows if row[1] in _NOTED])
     if rows:
@@ -272,7 +236,7 @@ def _expect(connection: sqlite3.Connection, event: Received) -> None:
     """
     if event.at < (get_meta(connection, "listed_at") or 0):
         return
-    given = {vm_id(vm["Name"], vm["ResourceId"]): vm for vm in event.data["Vms"]}
+    given = {received.vm_id(vm["Name"], vm["ResourceId"]): vm for vm in event.data["Vms"]}
     set_meta(connection, "listed_at", event.at)
     set_meta(connection, "listed", len(given))
     connection.execute("DELETE FROM vm WHERE left_at = 9e99 AND alive_at = 0")
@@ -283,7 +247,7 @@ def _expect(connection: sqlite3.Connection, event: Received) -> None:
         "SELECT id FROM listed WHERE id NOT IN (SELECT id FROM vm WHERE expected = 1)"
     ).fetchall()
     connection.execute("DROP TABLE listed")
-    vms = [vm for (one,) in joined if (vm := read_vm(given[one]))]
+    vms = [vm for (one,) in joined if (vm := received.read_vm(given[one]))]
     _write_vms(connection, [(vm, 0.0, math.inf, 0.0, 1) for vm in vms])
     connection.executemany("UPDATE vm SET expected = 1 WHERE id = ?", joined)
     connection.execute(_LEAVE)
@@ -304,7 +268,7 @@ def _write_scheduled(
     connection: sqlite3.Connection, key: str, decoded: Mapping[bytes, Mapping[str, Json]]
 ) -> None:
     """Merge what was reported about an EventId; `decoded` has the data of some bodies."""
-    merged = merge(_reports(connection.execute(_REPORTS, (key, MAX_CHANGES)), decoded))
+    merged = merge.merge(_reports(connection.execute(_REPORTS, (key, MAX_CHANGES)), decoded))
     connection.execute("DELETE FROM affected WHERE key = ?", (key,))
     if merged is None:
         return
@@ -312,7 +276,9 @@ def _write_scheduled(
     values = (getattr(merged, field.name) for field in fields(merged))
     row = (json.dumps(value) if isinstance(value, tuple) else value for value in values)
     connection.execute(_ADD_SCHEDULED, (key, json.dumps([*names], ensure_ascii=False), *row))
-    affected = [(key, folded, name, place_of(merged.scope, folded)) for folded, name in names.items()]
+    affected = [
+        (key, folded, name, received.place_of(merged.scope, folded)) for folded, name in names.items()
+    ]
     connection.executemany(_ADD_AFFECTED, affected)
 
 
@@ -327,7 +293,7 @@ def _reports(
 
 def _event_row(event: Received, received_at: float | None) -> tuple[object, ...]:
     vm, arrival = event.vm.id if event.vm else None, event.at if received_at is None else received_at
-    place = event.key, event.sighting, event.kind, event.event_id, clip(event.data.get("Reason"))
+    place = event.key, event.sighting, event.kind, event.event_id, received.clip(event.data.get("Reason"))
     return *place, vm, event.at, arrival, event.body
 
 
@@ -354,19 +320,19 @@ def _write_vms(
     scopes = {vm.scope: (vm.scope, vm.subscription, vm.group, vm.scale_set) for vm, *_ in rows}
     connection.executemany(
         "INSERT OR IGNORE INTO scope VALUES (?, ?, ?, ?, ?)",
-        [(scope_id(one), *row) for one, row in scopes.items()],
+        [(received.scope_id(one), *row) for one, row in scopes.items()],
     )
     tags = {vm.tags for vm, *_ in rows}
     connection.executemany(
-        "INSERT OR IGNORE INTO tagged VALUES (?, ?)", [(hash_text(one), one) for one in tags]
+        "INSERT OR IGNORE INTO tagged VALUES (?, ?)", [(received.hash_text(one), one) for one in tags]
     )
     connection.executemany(_ADD_VM, [_vm_row(vm, *more) for vm, *more in rows])
 
 
 def _vm_row(vm: ReportingVm, *more: float) -> tuple[object, ...]:
     folded = fold_name(vm.name)
-    ids = vm.id, place_of(vm.scope, folded), scope_id(vm.scope), hash_text(vm.tags)
-    return *ids, vm.name, folded, natural(vm.name), vm.zone, vm.location, vm.resource_id, *more
+    ids = vm.id, received.place_of(vm.scope, folded), received.scope_id(vm.scope), received.hash_text(vm.tags)
+    return *ids, vm.name, folded, received.natural(vm.name), vm.zone, vm.location, vm.resource_id, *more
 
 
 def _sightings(events: Iterable[Received]) -> Iterator[tuple[int, int, float]]:
@@ -378,17 +344,17 @@ def _sightings(events: Iterable[Received]) -> Iterator[tuple[int, int, float]]:
         listed = event.data.get("CloudEventIds") if event.kind in _NOTED else None
         for one in listed[:MAX_LISTED] if isinstance(listed, list) else ():
             if isinstance(one, str):
-                yield sighting_of(event.vm, one), event.vm.id, event.at
+                yield received.sighting_of(event.vm, one), event.vm.id, event.at
 
 
 def _heartbeats(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
     for event in events:
-        if event.kind == HEARTBEAT and event.vm and _is_of_forwarder(event):
+        if event.kind == received.HEARTBEAT and event.vm and _is_of_forwarder(event):
             waiting = event.data.get("Backlog")
             counts = waiting.values() if isinstance(waiting, dict) else ()
             backlog = sum(count for count in counts if isinstance(count, int) and abs(count) < 2**31)
             stopped = event.data.get("Reason") == "Stopping"
-            yield event.vm.id, event.at, stopped, clip(event.data.get("Version")), backlog
+            yield event.vm.id, event.at, stopped, received.clip(event.data.get("Version")), backlog
 
 
 def _imds_states(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
@@ -402,7 +368,7 @@ def _imds_states(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
         if event.kind == "imds.unreachable":
             since = _since(event)
             yield event.vm.id, since, since
-        elif event.kind in ("imds.recovered", DOCUMENT):
+        elif event.kind in ("imds.recovered", received.DOCUMENT):
             yield event.vm.id, event.at, None
 
 
@@ -416,11 +382,11 @@ def _preparations(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
     """Yield what the programs of VMs have done for an event."""
     for event in events:
         state = _PREPARATIONS.get(event.kind, "")
-        if event.kind == REJECTED and is_by_rule(event.data):
+        if event.kind == merge.REJECTED and merge.is_by_rule(event.data):
             state = "failed"
         if state and event.vm and event.event_id:
             took = event.data.get("DurationSeconds")
-            detail = clip(event.data.get("Detail") or event.data.get("Reason"))
+            detail = received.clip(event.data.get("Detail") or event.data.get("Reason"))
             if state != "failed":
                 detail = format_duration(min(took, 1e9)) if isinstance(took, int | float) else ""
             at = event.at if state == "prepared" else None
@@ -429,5 +395,5 @@ def _preparations(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
 
 def _work(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
     for event in events:
-        if event.vm and event.kind in (OUT_OF_WORK, RECOVERED):
-            yield event.vm.id, event.at, _since(event) if event.kind == OUT_OF_WORK else None
+        if event.vm and event.kind in (merge.OUT_OF_WORK, merge.RECOVERED):
+            yield event.vm.id, event.at, _since(event) if event.kind == merge.OUT_OF_WORK else None

@@ -1,6 +1,7 @@
 -- What is derived from the store and from the time, in `moment`: the state of an event and of a VM are decided here.
-CREATE TEMP TABLE moment (at REAL NOT NULL, version INTEGER NOT NULL, listed_at REAL NOT NULL);
-INSERT INTO moment VALUES (0, -1, 0);
+-- `away` is when what was not heard of since is put away.
+CREATE TEMP TABLE moment (at REAL NOT NULL, version INTEGER NOT NULL, listed_at REAL NOT NULL, away REAL NOT NULL);
+INSERT INTO moment VALUES (0, -1, 0, 0);
 -- The events that are open and current, and the most urgent one of each place that they name, with what its VM's program
 -- has done for it: both are made again for each moment by moment.sql. A stranger is named, and has never published anything.
 CREATE TEMP TABLE current (
@@ -35,6 +36,8 @@ SELECT scheduled.*,
         AND folded IN (SELECT folded FROM witness WHERE witness.key = scheduled.key)) AS seen,
     (SELECT count(DISTINCT folded) FROM witness WHERE witness.key = scheduled.key
         AND folded NOT IN (SELECT folded FROM affected WHERE affected.key = scheduled.key)) AS seen_by_others,
+    (SELECT max(at) FROM event WHERE event_id = scheduled.key AND event_id <> ''
+        AND kind IN ('scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled')) AS stay,
     -- Azure may answer a VM's first question after two minutes, and show events five minutes later.
     (SELECT EXISTS (SELECT 1 FROM run WHERE run.vm = first.vm AND started_at BETWEEN first.at - 420 AND first.at + 60)
         FROM event AS first WHERE first.event_id = scheduled.key AND first.event_id <> ''
@@ -48,6 +51,7 @@ FROM scheduled;
 -- identified one of its name has reported.
 CREATE TEMP VIEW sign AS
 SELECT vm.id, place, scope, tags, waiting, alive_at, left_at, moment.at AS now, CASE
+    WHEN left_at <= moment.at OR alive_at < away AND expected <> 1 THEN 'left'
     WHEN alive_at = 0 THEN 'unheard'
     WHEN alive_at >= moment.at - 3900 AND NOT (is_stopped AND alive_at <= heartbeat_at)
         THEN iif(unreachable_since IS NULL, 'watched', 'unreachable')
@@ -69,16 +73,21 @@ SELECT sign.id, sign.place, sign.scope, tags, waiting, ifnull(gap.missing, 0) AS
     ifnull(preparation, '') AS preparation, ifnull(urgency, 9) AS urgency, watch
 FROM sign LEFT JOIN named USING (place) LEFT JOIN gap ON gap.vm = sign.id
     LEFT JOIN work ON work.vm = sign.id AND since IS NOT NULL
-WHERE left_at > now
+WHERE left_at > now AND watch <> 'left'
 UNION ALL SELECT NULL, place, scope, NULL, 0, 0, NULL, event, preparation, urgency, iif(urgency = 4, 'gone', 'unknown')
 FROM named WHERE is_stranger;
 CREATE TEMP VIEW vm_now AS
 SELECT state.*, ifnull(vm.name, named.name) AS name, ifnull(vm.folded, named.folded) AS folded,
     ifnull(vm.natural, named.folded) AS natural, coalesce(scope.subscription, scheduled.subscription, '') AS subscription,
     coalesce(scope."group", scheduled."group", '') AS "group", ifnull(zone, '') AS zone, ifnull(location, '') AS location,
-    ifnull(resource_id, '') AS resource_id, ifnull(version, '') AS version, nullif(alive_at, 0) AS alive_at, unreachable_since,
+    ifnull(resource_id, '') AS resource_id, nullif(doubled_at, 0) AS doubled_at, ifnull(version, '') AS version, nullif(alive_at, 0) AS alive_at, unreachable_since,
     scheduled.event_id, ifnull(event_type, '') AS event_type, ifnull(status, '') AS event_status, current.starts_at,
     ifnull(due, '') AS due
 FROM vm_state AS state LEFT JOIN vm ON vm.id = state.id LEFT JOIN named ON named.place = state.place
     LEFT JOIN current ON current.key = named.key LEFT JOIN scheduled ON scheduled.key = named.key
     LEFT JOIN scope ON scope.id = state.scope;
+-- By how much the VMs of the last ten minutes are ahead of the console's clock, if nearly all disagree with it. What arrives
+-- late looks like a clock that is behind: only if all of them are, it is one.
+CREATE TEMP VIEW clock_now AS
+SELECT CASE WHEN sum(clock > 120) >= 0.9 * count(*) THEN avg(clock) WHEN max(clock) < -120 THEN max(clock) END AS ahead
+FROM moment CROSS JOIN vm WHERE received_at > moment.at - 600 AND alive_at > 0;

@@ -76,7 +76,8 @@
     for (const one of page.querySelectorAll("details")) one.open = open.has(name(one));
     for (const part of page.querySelectorAll("[data-part]")) {
       const current = document.getElementById(part.id);
-      if (current) update(current, part);
+      if (!current) { location.reload(); return; } // it is another page now, such as of an event that has arrived
+      update(current, part);
     }
     if (focused.isConnected) return;
     const alike = (one) => (focused.href ? one.href === focused.href : one.textContent === focused.textContent);
@@ -124,7 +125,7 @@
     const signal = AbortSignal.timeout(ANSWER_MS);
     const response = await fetch(location.href, { headers: { accept: "text/html" }, cache: "no-store", redirect: "manual", signal });
     isExpired = response.type === "opaqueredirect" || response.status === 401 || response.status === 403;
-    if (!response.ok) throw new Error(`status ${response.status}`);
+    if (!response.ok && response.status !== 404) throw new Error(`status ${response.status}`);
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     if (!page.body.dataset.version) throw new Error("not a page of the console");
     return page;

@@ -66,7 +66,7 @@ def test_every_answer_is_as_the_document_describes(console: RunningConsole, tmp_
     )
     assert console.put("/api/v1/expected", b"[]").status_code == 204
     assert done.returncode == 0, done.stdout
-    for line in ("Tested: 5", "✅ Examples", "✅ Coverage", "✅ Fuzzing"):
+    for line in ("Tested: 6", "✅ Examples", "✅ Coverage", "✅ Fuzzing"):
         assert line in done.stdout
 
 

@@ -107,6 +107,35 @@ def test_vms_are_in_the_order_of_their_numbers(seen: Shown) -> None:
     assert seen.event().resources == ("web-1", "web-9", "web-10")
 
 
+@pytest.mark.parametrize(
+    ("clocks", "ahead"),
+    [((3600, 3600), 3600), ((-3600, -3590), -3590), ((3600, 0), None), ((-3600, 0), None)],
+)
+def test_a_clock_with_which_every_sender_disagrees_is_the_consoles(
+    seen: Shown, clocks: tuple[float, ...], ahead: float | None
+) -> None:
+    bodies = (FleetVm(f"web-{n}").heartbeat(NOW + timedelta(seconds=one)) for n, one in enumerate(clocks))
+    seen.add(*bodies)
+    assert seen.read(rows.clock_ahead) == ahead
+    seen.clock.advance(601)
+    assert seen.read(rows.clock_ahead) is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_forwarders_that_run_at_once_nothing_is_missing(seen: Shown, order: int) -> None:
+    first, second = FleetVm("web-0", epoch="first"), FleetVm("web-0", epoch="second", sequence=500)
+    bodies = [one.heartbeat(NOW + timedelta(minutes=n)) for n in (0, 20, 40) for one in (first, second)]
+    for body in bodies[::order]:
+        seen.add(body, at=NOW + timedelta(hours=1))
+    assert (seen.vm().missing, seen.vm().doubled_at) == (0, AT + 2400)
+
+
+def test_a_run_after_another_is_no_second_forwarder(seen: Shown) -> None:
+    first, second = FleetVm("web-0", epoch="first"), FleetVm("web-0", epoch="second", sequence=500)
+    seen.add(first.heartbeat(), second.heartbeat(NOW + timedelta(minutes=9)), at=NOW + timedelta(hours=1))
+    assert (seen.vm().missing, seen.vm().doubled_at) == (500, None)
+
+
 # --- events ---
 
 

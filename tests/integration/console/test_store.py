@@ -232,7 +232,8 @@ def test_the_store_of_0_1_0_is_upgraded_with_what_it_holds(tmp_path: Path) -> No
             assert row
             assert (row.seen, row.status) == (1, "Completed")
             assert (seen.vm().watch, seen.vm().missing, seen.vm().group) == ("gone", 7, "shop")
-            assert (seen.read(rows.damage_note), seen.read(rows.received_from_to)) == (None, (at, at))
+            noted = seen.read(rows.notes)
+            assert [noted.get(one) for one in ("damaged", "first_at", "last_at")] == [None, at, at]
             while seen.store.prune(0):
                 pass
             assert seen.sql("SELECT count(*) FROM event") == 1
@@ -334,12 +335,12 @@ def test_what_is_no_database_is_moved_aside_and_the_pages_say_so(tmp_path: Path,
     (tmp_path / "console.db").write_bytes(content)
     with shown(tmp_path) as seen:
         seen.add(FleetVm("web-0").heartbeat())
-        note = seen.read(rows.damage_note)
+        note = seen.read(rows.notes).get("damaged")
         assert note
         assert (tmp_path / note["moved_to"]).read_bytes() == content
     with shown(tmp_path) as seen:
         assert len(seen.vms()) == 1
-        assert seen.read(rows.damage_note) == note
+        assert seen.read(rows.notes).get("damaged") == note
 
 
 def test_damage_that_only_a_page_finds_ends_the_writer_and_the_next_start_is_empty(tmp_path: Path) -> None:
@@ -360,7 +361,7 @@ def test_damage_that_only_a_page_finds_ends_the_writer_and_the_next_start_is_emp
             refused.result(0)
     with shown(tmp_path) as seen:
         assert seen.vms() == []
-        assert seen.read(rows.damage_note)
+        assert seen.read(rows.notes).get("damaged")
 
 
 def test_a_start_that_was_killed_while_it_made_the_tables_is_not_damage(tmp_path: Path) -> None:
@@ -370,7 +371,7 @@ def test_a_start_that_was_killed_while_it_made_the_tables_is_not_damage(tmp_path
     code = f"import os, sqlite3; sqlite3.connect({str(path)!r}).executescript({begun!r}); os._exit(9)"
     subprocess.run([sys.executable, "-c", code], check=False)
     with shown(tmp_path) as seen:
-        assert seen.read(rows.damage_note) is None
+        assert seen.read(rows.notes).get("damaged") is None
 
 
 def test_the_store_of_another_version_is_refused_or_moved_aside(tmp_path: Path) -> None:
@@ -383,7 +384,7 @@ def test_the_store_of_another_version_is_refused_or_moved_aside(tmp_path: Path) 
         Store(tmp_path / "console.db", clock=MovedClock())
     write(1)
     with shown(tmp_path) as seen:
-        assert seen.read(rows.damage_note)
+        assert seen.read(rows.notes).get("damaged")
 
 
 def test_a_log_that_a_long_reader_made_grow_is_emptied_afterwards(
@@ -425,7 +426,7 @@ def test_no_query_reads_a_table_that_grows_from_end_to_end(seen: Shown) -> None:
         rows.vms_of(connection, row)
         rows.reports_of(connection, row.key)
         rows.bodies_of_event(connection, row.key)
-        rows.received_from_to(connection)
+        rows.notes(connection)
         rows.count_receipts(connection, AT, everything)
         rows.losses_since(connection, AT, everything, limit=50)
         connection.set_trace_callback(None)
@@ -549,7 +550,7 @@ def test_a_full_disk_costs_nothing_and_works_again_without_a_restart(tmp_path: P
         assert acknowledged[-1] == number
         assert writer.error == ""
         assert len(seen.vms()) == len(acknowledged)
-        assert seen.read(rows.damage_note) is None
+        assert seen.read(rows.notes).get("damaged") is None
 
 
 def test_a_file_that_another_program_locks_is_written_afterwards(

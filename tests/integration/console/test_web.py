@@ -292,6 +292,15 @@ def test_an_event_says_which_vms_are_prepared_and_the_history_counts_those_befor
         assert "Prepared before the start: 1 of 3 VMs of started events." in page
 
 
+def test_the_page_of_an_event_that_has_not_arrived_waits_for_it(console: RunningConsole) -> None:
+    path = f"/event/{event_id('not yet')}"
+    answer = console.get(path)
+    assert (answer.status_code, "as soon as it arrives" in answer.text) == (404, True)
+    assert re.search(r'data-version="\d+"', answer.text)
+    console.send(FleetVm("web-0").change("scheduled", event("not yet", at=NOW), NOW))
+    assert console.get(path).ok
+
+
 def test_filters_of_the_address_choose_what_is_shown(console: RunningConsole) -> None:
     vm = FleetVm("filtered", group="filters")
     console.send(
