@@ -70,14 +70,15 @@
   }
 
   function replace(page) {
+    const isError = (one) => Boolean(one.getElementById("part-error"));
+    if (isError(document) !== isError(page)) { location.reload(); return; } // such as of an event that has arrived
     const focused = document.activeElement;
     const name = (one) => one.id || one.firstElementChild.textContent;
     const open = new Set([...document.querySelectorAll("details[open]")].map(name));
     for (const one of page.querySelectorAll("details")) one.open = open.has(name(one));
     for (const part of page.querySelectorAll("[data-part]")) {
       const current = document.getElementById(part.id);
-      if (!current) { location.reload(); return; } // it is another page now, such as of an event that has arrived
-      update(current, part);
+      if (current) update(current, part);
     }
     if (focused.isConnected) return;
     const alike = (one) => (focused.href ? one.href === focused.href : one.textContent === focused.textContent);
