@@ -115,6 +115,13 @@ class ConsoleSettings(Settings):
             )
         if (self.auth == "proxy") != (self.proxy is not None):
             yield "proxy", 'expected exactly with auth = "proxy", and with its secret'
+        if self.proxy and (
+            commas := [one for one in (*self.viewer_groups, *self.approver_groups) if "," in one]
+        ):
+            yield (
+                "proxy",
+                f"{commas[0]!r} has a comma, at which the header's groups are split; rename the group",
+            )
         if self.auth != "none" and not self.public_url:
             yield (
                 "public_url",

@@ -292,6 +292,17 @@ def test_an_event_says_which_vms_are_prepared_and_the_history_counts_those_befor
         assert "Prepared before the start: 1 of 3 VMs of started events." in page
 
 
+@pytest.mark.parametrize(
+    ("path", "page"),
+    [("/event/A-1/approve", "/event/A-1"), ("/event/A-1/dismiss", "/event/A-1"), ("/fleet/forget", "/fleet")],
+)
+def test_a_form_that_comes_back_as_get_after_a_sign_in_leads_to_its_page(
+    console: RunningConsole, path: str, page: str
+) -> None:
+    answer = requests.get(f"{console.url}{path}?tag=a%3Db", timeout=9, allow_redirects=False)
+    assert (answer.status_code, answer.headers["Location"]) == (303, f"{page}?tag=a%3Db")
+
+
 def test_the_page_of_an_event_that_has_not_arrived_waits_for_it(console: RunningConsole) -> None:
     path = f"/event/{event_id('not yet')}"
     answer = console.get(path)
