@@ -23,6 +23,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -133,7 +134,7 @@ class Web:
             },
         )
         application.router.redirect_slashes = False
-        return Guard(application, settings=self.settings, clock=self.clock, refuse=self.error)
+        return Guard(GZipMiddleware(application), settings=self.settings, clock=self.clock, refuse=self.error)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -160,7 +161,7 @@ class Web:
             unmatched = "VM" if not counts[""] else "event" * bool(filters["unmatched"])
             headline = now.headline(dues, vms=known, is_filtered=bool(wanted), unmatched=unmatched)
             context = {
-                "headline": headline + now.unwatched(counts) + now.clock_fault(rows.clock_ahead(store)),
+                "headline": headline + now.unwatched(counts) + now.clock_fault(rows.notes(store)["ahead"]),
                 "is_empty": not (everything or shown),
                 "tiles": now.tiles(
                     rows.count_due(store, wanted.only("type", "source", *rows.OF_PLACE)), counts, wanted
@@ -196,7 +197,7 @@ class Web:
             silent = forget.forgettable(store, wanted) if request.state.person.is_approver else []
             context = {
                 "groups": fleet.groups(shown),
-                "unwatched": now.unwatched(figures) + now.clock_fault(rows.clock_ahead(store)),
+                "unwatched": now.unwatched(figures) + now.clock_fault(rows.notes(store)["ahead"]),
                 "forgettable": len(silent),
                 "shown": forget.digest(silent),
                 "token": self.sessions.token(_session(request), request.state.person),
@@ -436,8 +437,7 @@ class Web:
         return {
             "now": at,
             "damaged": noted.get("damaged"),
-            "listed": (noted.get("listed"), noted.get("listed_at")),
-            "upgraded_at": noted.get("upgraded_at", 0.0),
+            "noted": noted,
             "new_since": first if first is not None and at - first < DAY else None,
             "last_received_at": last,
             "is_quiet": last is not None and at - last > SILENT_SECONDS,

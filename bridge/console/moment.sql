@@ -13,10 +13,15 @@ WITH open AS MATERIALIZED (
     FROM moment CROSS JOIN scheduled INDEXED BY scheduled_current WHERE is_open AND dismissed_at < received_at
     AND max(last_change_at, ifnull(not_before, 0)) > away
     AND iif(event_type IN ('Preempt', 'Terminate'), max(last_change_at, ifnull(not_before, 0)), 9e99) > moment.at - 86400
+), known AS MATERIALIZED (
+    SELECT open.key, affected.folded, alive_at, watch <> 'left' AND (is_deletion OR watch <> 'gone') AS remains
+    FROM open CROSS JOIN affected USING (key) CROSS JOIN sign USING (place)
 ), told AS MATERIALIZED (
-    SELECT open.*, count(affected.folded) AS vms, ifnull(max(alive_at), 0) AS heard_at, max(affected.folded IS NULL
-        OR sign.id IS NULL OR watch <> 'left' AND (is_deletion OR watch <> 'gone')) AS remains
-    FROM open LEFT JOIN affected USING (key) LEFT JOIN sign USING (place) GROUP BY open.key
+    SELECT open.*, (SELECT count(*) FROM affected WHERE affected.key = open.key) AS vms,
+        ifnull((SELECT max(alive_at) FROM known WHERE known.key = open.key), 0) AS heard_at,
+        ifnull((SELECT max(remains) OR count(DISTINCT folded) < (SELECT count(*) FROM affected WHERE affected.key = open.key)
+            FROM known WHERE known.key = open.key), 1) AS remains
+    FROM open
 ), due AS MATERIALIZED (
     SELECT told.*, CASE
         WHEN is_deletion AND over_at < now - 300 AND heard_at <= over_at + 300 THEN 4
@@ -38,7 +43,7 @@ SELECT affected.place, key, urgency, event, CASE
         WHEN state = 'prepared' AND prepared THEN state
         WHEN state = 'failed' AND event <> 'Started' AND starts_at >= (SELECT at FROM moment) + 900 THEN state
         ELSE iif(event = 'Started' OR ifnull(starts_at, 0) < (SELECT at FROM moment) + 900, 'unprepared', 'waiting') END,
-    affected.name, affected.folded, iif(vm.id IS NULL, (SELECT scope.id FROM scheduled JOIN scope USING ("group", scope)
-        WHERE scheduled.key = current.key), 0), vm.id IS NULL
+    affected.name, affected.folded, iif(vm.id IS NULL, ifnull((SELECT scope.id FROM scheduled JOIN scope USING ("group", scope)
+        WHERE scheduled.key = current.key), 0), 0), vm.id IS NULL
 FROM current CROSS JOIN affected USING (key) LEFT JOIN preparation USING (key, folded) LEFT JOIN vm USING (place)
 ORDER BY urgency, ifnull(starts_at, 0), key;

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from importlib.resources import files
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -29,10 +30,9 @@ PREPARATIONS = ("unprepared", "failed", "waiting", "prepared")
 UNWATCHED = ("unreachable", "silent", "unknown", "unheard")
 WATCHES = ("watched", *UNWATCHED, "stopped", "gone")
 _INDEXED = "kind NOT IN ('bridge.heartbeat', 'document.changed')"  # the condition of the index by kind
-_BY_PLACE = f"""
-ORDER BY "group", subscription, scope, zone, location, min(urgency, iif(watch IN {UNWATCHED}, 5, 9)), natural, folded,
-    resource_id
-"""
+_IN_SCOPE = f"zone, location, min(urgency, iif(watch IN {UNWATCHED}, 5, 9)), natural, folded, resource_id"
+_PAGE = files("bridge.console").joinpath("page.sql").read_text("utf-8")
+_BY_PLACE = f'ORDER BY "group", subscription, scope, {_IN_SCOPE}'
 _URGENCY = (
     "ORDER BY (SELECT urgency FROM current WHERE current.key = event_now.key), ifnull(starts_at, 0), key"
 )
@@ -307,7 +307,7 @@ def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int,
 
 def count_types(store: sqlite3.Connection) -> list[tuple[str, str, int]]:
     """Count the current events by type and status."""
-    query = "SELECT event_type, status, count(*) FROM current JOIN scheduled USING (key) GROUP BY 1, 2"
+    query = "SELECT event_type, status, count(*) FROM current CROSS JOIN scheduled USING (key) GROUP BY 1, 2"
     return [*map(tuple, store.execute(query))]
 
 
@@ -327,8 +327,13 @@ def vms(
 ) -> list[VmRow]:
     """Return VMs, web-9 before web-10, or in another order; all of them, or a `part` as of `open_events`."""
     where = where.of_vms() if isinstance(where, Filter) else where
-    query = f"SELECT {_VM_COLUMNS} FROM vm_now WHERE {where.condition} {order} {_part(**part)}"  # noqa: S608 - constants
-    return [VmRow(*row) for row in store.execute(query, where.values)]
+    if part and order == _BY_PLACE:
+        given = {"columns": _VM_COLUMNS, "where": where.condition, "order": _IN_SCOPE, "offset": 0, **part}
+        found = store.execute(_PAGE.format(**given), where.values * 2)
+    else:
+        query = f"SELECT {_VM_COLUMNS} FROM vm_now WHERE {where.condition} {order} {_part(**part)}"  # noqa: S608 - constants
+        found = store.execute(query, where.values)
+    return [VmRow(*row) for row in found]
 
 
 def vms_of(store: sqlite3.Connection, event: EventRow) -> list[VmRow]:
@@ -357,12 +362,6 @@ def count_vms(store: sqlite3.Connection, wanted: Filter = EVERY) -> Counter[str]
     return +found  # no zeros
 
 
-def clock_ahead(store: sqlite3.Connection) -> float | None:
-    """Return by how many seconds the VMs of the last ten minutes are ahead; None if the console's clock is right."""
-    seconds: float | None = store.execute("SELECT ahead FROM clock_now").fetchone()[0]
-    return seconds
-
-
 def preparations_of(store: sqlite3.Connection, key: str) -> dict[str, tuple[str, str]]:
     """Return by folded name what the programs of VMs said last about an event: the state, and a detail or ""."""
     query = "SELECT folded, state, detail FROM preparation WHERE key = ?"
@@ -378,11 +377,9 @@ def groups_of(store: sqlite3.Connection) -> tuple[list[str], list[str]]:
 
 
 def tags_of(store: sqlite3.Connection) -> list[str]:
-    """Return the tags of VMs, those that most of them have first."""
-    found = Counter[str]()
-    query = "SELECT tagged.tags, count FROM (SELECT tags, count(*) AS count FROM vm GROUP BY 1) AS vm "
-    for tags, count in store.execute(f"{query} JOIN tagged ON tagged.id = vm.tags"):
-        found.update(dict.fromkeys(tags.split("\n")[1:-1], count))
+    """Return the tags of VMs, those that stand beside most others first."""
+    rows = store.execute("SELECT tags FROM tagged")
+    found = Counter(tag for (tags,) in rows for tag in tags.split("\n")[1:-1])
     return [tag for tag, _ in found.most_common()]
 
 
@@ -502,9 +499,11 @@ def notes(store: sqlite3.Connection) -> dict[str, Any]:
 
     `damaged`: when a damaged store was moved aside and where it is; `first_at` and `last_at`: when the first and the
     last event was received; `listed` and `listed_at`: how many VMs are expected, and since when; `upgraded_at`: until
-    when an earlier version wrote it.
+    when an earlier version wrote it; `ahead`: by how many seconds the VMs' clocks are ahead, None if the console's is
+    right.
     """
-    return {name: json.loads(value) for name, value in store.execute("SELECT name, value FROM meta")}
+    query = "SELECT name, value FROM meta UNION ALL SELECT 'ahead', json_quote(ahead) FROM clock_now"
+    return {name: json.loads(value) for name, value in store.execute(query)}
 
 
 _RESOURCES, *_BOOLEANS = (

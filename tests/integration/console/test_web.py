@@ -303,6 +303,12 @@ def test_a_form_that_comes_back_as_get_after_a_sign_in_leads_to_its_page(
     assert (answer.status_code, answer.headers["Location"]) == (303, f"{page}?tag=a%3Db")
 
 
+def test_a_page_is_compressed_and_the_stream_is_not(console: RunningConsole) -> None:
+    assert console.get("/").headers["Content-Encoding"] == "gzip"
+    with requests.get(f"{console.url}/live", stream=True, timeout=9) as stream:
+        assert "Content-Encoding" not in stream.headers
+
+
 def test_the_page_of_an_event_that_has_not_arrived_waits_for_it(console: RunningConsole) -> None:
     path = f"/event/{event_id('not yet')}"
     answer = console.get(path)
