@@ -69,6 +69,8 @@ class ConsoleSettings(Settings):
     """The groups that may look; empty for everybody who is signed in. Example: `["staff"]`."""
     approver_groups: tuple[str, ...] = ()
     """The groups that may approve; empty for nobody. Example: `["ops"]`."""
+    runbook_url: str = Field(default="", pattern="^(https://.+)?$")
+    """The page that says what to do; each event's page links to it. Example: `"https://wiki.contoso.example/vms"`."""
     retain_days: float = Field(default=90, ge=1, le=3660)
     """How long events are kept. Example: `30`."""
     put_away_days: float | None = Field(default=None, ge=1, le=3660)

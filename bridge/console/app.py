@@ -626,7 +626,7 @@ def _templates() -> Jinja2Templates:
         "names": now.vm_names,
         "joined": lambda names: join_names([*names], max_length=2000, max_names=20),
         "impact": story.impact_text,
-        "segment": lambda value: quote(value, safe=""),
+        "segment": lambda value, safe="": quote(value, safe=safe),
     }
     environment.globals |= {"static_url": static_url, "app_version": __version__}
     return Jinja2Templates(env=environment)

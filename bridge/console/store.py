@@ -115,12 +115,12 @@ class Store:
                 self._idle.put_nowait(connection)
 
     def close(self) -> None:
-        """Close the file, and the connections that nobody has."""
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.close()
+        """Close the connections that nobody has, and the file: the last one puts the log into it."""
         with contextlib.suppress(Empty):
             while True:
                 self._idle.get_nowait().close()
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.close()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

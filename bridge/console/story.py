@@ -55,7 +55,7 @@ class Witness:
 
     Attributes:
         name: the VM's.
-        place: its group and zone, "" while it has never reported.
+        vm: what is known of it, None while it has never reported.
         is_affected: whether the event names it.
         first_at: when it saw the event first, None if it did not.
         saw: what it saw, and how much later than the first VM that saw the same.
@@ -64,7 +64,7 @@ class Witness:
     """
 
     name: str
-    place: str
+    vm: VmRow | None
     is_affected: bool
     first_at: float | None
     saw: str
@@ -133,7 +133,7 @@ def witnesses(
     return [
         Witness(
             name=sanitize(names[key], 64),
-            place=_describe_place(told.get(key)),
+            vm=told.get(key),
             is_affected=key in affected,
             first_at=first.get(key),
             saw=", ".join(saw[key]),
@@ -171,13 +171,6 @@ def impact_text(duration_seconds: int | None) -> str:
     if duration_seconds is None or duration_seconds < 0:
         return "unknown"
     return format_duration(duration_seconds) if duration_seconds else "none"
-
-
-def _describe_place(vm: VmRow | None) -> str:
-    if vm is None:
-        return ""
-    zone = f", zone {sanitize(vm.zone, 20)}" if vm.zone else ""
-    return f"{sanitize(vm.group, 64) or 'no group'}{zone}"
 
 
 def _step(report: ReportRow) -> Step | None:

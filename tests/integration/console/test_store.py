@@ -374,6 +374,18 @@ def test_a_start_that_was_killed_while_it_made_the_tables_is_not_damage(tmp_path
         assert seen.read(rows.notes).get("damaged") is None
 
 
+def test_after_an_orderly_stop_the_store_is_one_file(tmp_path: Path) -> None:
+    with shown(tmp_path) as seen:
+        seen.add(FleetVm("web-0").heartbeat())
+        assert len(seen.vms()) == 1
+    copy = tmp_path / "backup"
+    copy.mkdir()
+    shutil.copy(tmp_path / "console.db", copy)
+    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["console.db"]
+    with shown(copy) as seen:
+        assert len(seen.vms()) == 1
+
+
 def test_the_store_of_another_version_is_refused_or_moved_aside(tmp_path: Path) -> None:
     def write(version: int) -> None:
         with closing(sqlite3.connect(tmp_path / "console.db")) as other:

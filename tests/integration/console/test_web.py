@@ -70,7 +70,7 @@ def test_a_new_store_says_since_when_it_has_events(tmp_path: Path) -> None:
 
         def is_new() -> bool:
             answers = asyncio.run(ask(web_of(seen.store, seen.clock), ["/fleet"]))
-            return "The store is new" in answers["/fleet"].text
+            return "New store, since" in answers["/fleet"].text
 
         assert is_new()
         seen.clock.advance(DAY)
@@ -272,7 +272,8 @@ def test_an_event_says_which_vms_are_prepared_and_the_history_counts_those_befor
     page = console.page(f"/event/{event_id('prepares')}")
     assert "The program took 12 s" in page
     assert "2 of 3 VMs would be released unprepared: p-1, p-2." in page
-    found = dict(re.findall(r'class="wide">(p-\d) .*?data-label="Preparation"[^>]*>([^<]*)', page, re.DOTALL))
+    row = r'class="wide">(?:<a [^>]*>)?(p-\d).*?data-label="Preparation"[^>]*>([^<]*)'
+    found = dict(re.findall(row, page, re.DOTALL))
     assert found == {"p-0": "prepared: 12 s", "p-1": "not prepared: not_prepared", "p-2": "not prepared yet"}
     front = console.page("/?group=preparing")
     assert ('data-label="Prepared" class="num">1 of 3' in front, ">2</strong> unprepared" in front) == (

@@ -182,8 +182,8 @@ def test_the_story_names_who_saw_a_change_and_what_changed() -> None:
     assert updated.lines == (("NotBefore: ", planned, " → ", planned - 300),)
     assert waiting.title == "Waiting for NotBefore, or an approval"
     affected, other = witnesses(replace(ROW, resources=("web-1",)), [report], [VM], {})
-    assert (affected.name, affected.is_affected, affected.place) == ("web-1", True, "")
-    assert (other.name, other.is_affected, other.place) == ("web-0", False, "shop, zone 1")
+    assert (affected.name, affected.is_affected, affected.vm) == ("web-1", True, None)
+    assert (other.name, other.is_affected, other.vm) == ("web-0", False, VM)
     assert (affected.saw, other.saw) == ("Updated +4.0 s", "Updated")
 
 
