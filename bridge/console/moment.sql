@@ -7,7 +7,7 @@ DELETE FROM named;
 -- unknown NotBefore may start at any time.
 INSERT INTO current
 WITH open AS MATERIALIZED (
-    SELECT key, event_type IN ('Preempt', 'Terminate') AS is_deletion, event_type IN program AS has_programs, status, not_before, moment.at AS now,
+    SELECT key, event_type IN ('Preempt', 'Terminate') AS is_deletion, event_type IN program AS has_programs, status, started_at, not_before, moment.at AS now,
         iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
         max(ifnull(not_before, started_at), ifnull(started_at, not_before)) AS over_at
     FROM moment CROSS JOIN scheduled INDEXED BY scheduled_current WHERE is_open AND dismissed_at < received_at
@@ -34,7 +34,8 @@ WITH open AS MATERIALIZED (
 SELECT key, CASE urgency WHEN 0 THEN 'overdue' WHEN 1 THEN 'started' WHEN 2 THEN '1h' WHEN 3 THEN 'later' ELSE 'gone' END,
     urgency, starts_at, iif(status = 'Started', 'Started', 'Scheduled'), vms,
     iif(has_programs, (SELECT count(*) FROM preparation JOIN affected USING (key, folded)
-        WHERE preparation.key = due.key AND state = 'prepared' AND at > ifnull((SELECT max(at) FROM event WHERE event_id = due.key
+        WHERE preparation.key = due.key AND state = 'prepared'
+        AND (status <> 'Started' OR prepared_at <= ifnull(started_at, 9e99)) AND at > ifnull((SELECT max(at) FROM event WHERE event_id = due.key
             AND event_id <> '' AND kind IN ('scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled')), 0)), NULL)
 FROM due;
 INSERT OR IGNORE INTO named
