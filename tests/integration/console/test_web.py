@@ -304,6 +304,29 @@ def test_a_form_that_comes_back_as_get_after_a_sign_in_leads_to_its_page(
     assert (answer.status_code, answer.headers["Location"]) == (303, f"{page}?tag=a%3Db")
 
 
+def test_each_list_that_is_cut_says_how_many_more_there_are(tmp_path: Path) -> None:
+    """60 VMs are silent, have ended an event within the hour, lost events and miss one; 60 more events are open."""
+    with shown(tmp_path, NOW) as seen:
+        for number in range(60):
+            vm = FleetVm(f"cut-{number}", tags={"n": str(number)})
+            ended = event(f"ended-{number}", at=NOW, vms=[vm.name])
+            bodies = [vm.change("scheduled", ended, NOW), vm.loss(NOW)]
+            vm.next()
+            seen.add(
+                *bodies, vm.change("canceled", ended, NOW + timedelta(minutes=4), previous=ended), at=NOW
+            )
+            seen.add(vm.heartbeat(NOW + timedelta(minutes=5)), at=NOW + timedelta(minutes=5))
+            open_one = event(f"open-{number}", at=NOW, vms=[f"open-{number}"], minutes=600)
+            seen.add(FleetVm("other", group="o").change("scheduled", open_one, NOW), at=NOW)
+        seen.clock.advance(300)
+        found = asyncio.run(ask(web_of(seen.store, seen.clock), ["/", "/history"]))
+        front, past = (found[path].text for path in ("/", "/history"))
+    assert "The last 50, without 10 more" in front
+    assert ("54 more events" in front, "50 more: <a" in front) == (True, True)
+    assert ("10 more losses" in past, "10 more VMs" in past) == (True, True)
+    assert "1 to 100 of 120 events" in past
+
+
 def test_a_page_is_compressed_and_the_stream_is_not(console: RunningConsole) -> None:
     assert console.get("/").headers["Content-Encoding"] == "gzip"
     with requests.get(f"{console.url}/live", stream=True, timeout=9) as stream:
