@@ -76,6 +76,9 @@ class ConsoleSettings(Settings):
     put_away_days: float | None = Field(default=None, ge=1, le=3660)
     """After how many days without news VMs that are silent or stopped, and open events, are put away; never by
     default. Example: `14`."""
+    form_key: Annotated[Secret | None, _check_length] = None
+    """The key of forms, for consoles that answer at one address: each accepts the forms of the others. Example:
+    `"p3Xr8KtW5mQz1VnYc7Bd9JfH"`."""
     ingest: IngestSettings = Field(default_factory=IngestSettings)
     """What a sender of events to `/ingest` has to show."""
     bus: SourceSettings | None = None

@@ -51,9 +51,9 @@ class Form:
 class Sessions:
     """Proves that a POST comes from a form that an approver was shown; any thread may use it."""
 
-    def __init__(self) -> None:
-        """Make a key: forms do not outlive the process."""
-        self._key = token_bytes(32)
+    def __init__(self, key: str = "") -> None:
+        """Take a key that other consoles have, too, or make one: then forms do not outlive the process."""
+        self._key = key.encode() or token_bytes(32)
 
     def token(self, session: str, person: Person) -> str:
         """Return what a form holds."""
@@ -75,14 +75,15 @@ class Sessions:
 class Approvals(Sessions):
     """Offers and sends approvals; any thread may use it."""
 
-    def __init__(self, *, send: Send, clock: Clock) -> None:
+    def __init__(self, *, send: Send, clock: Clock, key: str = "") -> None:
         """Prepare to send.
 
         Args:
             send: sends a command for an EventId to a VM's listener, with a reason and the person; returns its id.
             clock: limits the rate.
+            key: as of `Sessions`.
         """
-        super().__init__()
+        super().__init__(key)
         self._send = send
         self._clock = clock
         self._sent_at: deque[float] = deque(maxlen=_PER_MINUTE)

@@ -98,7 +98,8 @@ class Console:
         self.bus = self._bus_input()
         registry = new_registry(Figures(self.status, self._store))
         self._metrics = self._metrics_server(config, registry)
-        approvals = self._approvals(config)
+        key = self.settings.form_key.read() if self.settings.form_key else ""
+        approvals = self._approvals(config, key)
         web = Web(
             settings=self.settings,
             store=self._store,
@@ -109,7 +110,7 @@ class Console:
             status=self.status,
             address=self.address,
             approvals=approvals,
-            sessions=approvals or Sessions(),
+            sessions=approvals or Sessions(key),
         )
         self._server = _server(web.app())
         self._started_at = self._clock.now()
@@ -217,7 +218,7 @@ class Console:
             settled=self._settled,
         )
 
-    def _approvals(self, config: Config) -> Approvals | None:
+    def _approvals(self, config: Config, key: str) -> Approvals | None:
         if config.approvals is None or not config.approvals.has_bus:
             return None
         from bridge.service.command_sender import ApproveCommand, send_command  # noqa: PLC0415 - it loads the Azure packages
@@ -230,7 +231,7 @@ class Console:
             session = approval_session(settings.session, vm) or ""
             return send_command(settings, command, session=session, requested_by=person)
 
-        return Approvals(send=send, clock=self._clock)
+        return Approvals(send=send, clock=self._clock, key=key)
 
     def _write_status(self, *, running: bool = True) -> None:
         try:

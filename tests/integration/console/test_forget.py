@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from html import unescape
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import requests
 
+from bridge.config.base import Secret
 from bridge.console import rows
 from bridge.console.forget import forgotten
 from bridge.console.rows import Where
@@ -63,6 +64,10 @@ class Approver:
         self._console, self._session = console, requests.Session()
         self._session.headers.update(headers)
 
+    @property
+    def cookie(self) -> str:
+        return str(self._session.headers["Cookie"])
+
     def fields(self, path: str, action: str = "forget") -> dict[str, str]:
         """Return the fields of the form on a page, {} if there is none."""
         answer = self._session.get(f"{self._console.url}{path}", timeout=LIMIT_SECONDS)
@@ -105,6 +110,25 @@ def test_an_approver_puts_away_what_a_filter_chooses_until_its_next_event(consol
     assert "Forgotten by ana@contoso.example" in console.get("/history", ANA).text
     console.send(FleetVm("web-1").heartbeat(LATER + timedelta(seconds=1)))
     assert names(console) == ["web-1", "web-2", "web-3"]
+
+
+@pytest.mark.parametrize("keys", [("k" * 24, "k" * 24), ("k" * 24, "j" * 24), ("", "")])
+def test_two_consoles_at_one_address_accept_each_others_forms_with_one_key(
+    tmp_path: Path, keys: tuple[str, str]
+) -> None:
+    """Each has a subscription and a store of its own, with the same events."""
+    consoles = []
+    with ExitStack() as stack:
+        for place, key in enumerate(keys):
+            more = {"form_key": Secret(key)} if key else {}
+            folder, clock = tmp_path / str(place), MovedClock(LATER.timestamp())
+            settings = behind_proxy(approver_groups=["ops"], **more)
+            consoles.append(stack.enter_context(running_console(folder, clock=clock, **settings)))
+            consoles[-1].send(FleetVm("web-0").heartbeat())
+        ana, other = (Approver(console, ANA) for console in consoles)
+        fields = {**ana.fields("/fleet"), "confirm": "1"}
+        status = other.forget("/fleet/forget", fields, Cookie=ana.cookie).status_code
+        assert status == (303 if keys[0] == keys[1] != "" else 403)
 
 
 def test_without_a_filter_everything_that_is_silent_or_stopped_is_put_away(console: RunningConsole) -> None:
