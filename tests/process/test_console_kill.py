@@ -28,7 +28,7 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            bodies = [self._vm.heartbeat() for _ in range(1 + self._vm.sequence % 3)]
+            bodies = [self._vm.loss() for _ in range(1 + self._vm.sequence % 3)]
             while not self._send(bodies) and not self._stopping.is_set():
                 self._stopping.wait(0.02)
 
