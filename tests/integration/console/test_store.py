@@ -214,7 +214,8 @@ def test_later_runs_do_not_make_a_run_missing_that_the_console_never_saw(seen: S
     assert seen.vm().missing == 0
 
 
-def test_the_store_of_0_1_0_is_upgraded_with_what_it_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_store_of_0_1_0_is_upgraded_with_what_it_holds(tmp_path: Path, *, is_known: bool) -> None:
     """Of an event that had ended, it did not keep which VMs it names; and it kept every heartbeat."""
     copy = shutil.copy(STATE, tmp_path / "console.db")
     with closing(sqlite3.connect(copy)) as old, old:
@@ -224,13 +225,17 @@ def test_the_store_of_0_1_0_is_upgraded_with_what_it_holds(tmp_path: Path) -> No
             (at,),
         )
         old.execute("DELETE FROM affected")
+        old.execute("DELETE FROM sighting WHERE ?", (not is_known,))
         old.execute("UPDATE reporter SET last = 8")
     later = datetime.fromtimestamp(at, UTC) + timedelta(hours=3)
     for _ in range(2):
         with shown(tmp_path, later) as seen:
             row = seen.read(rows.find_event, "a308b7a8-40f7-5018-95b7-0652f8fdee21")
             assert row
-            assert (row.seen, row.status) == (1, "Completed")
+            assert (row.seen, row.status) == (is_known, "Completed")
+            path = f"/event/{row.key}"
+            page = asyncio.run(ask(web_of(seen.store, seen.clock), [path]))[path].text
+            assert ("Seen by 1 of 1 VM" in page, "before the upgrade" in page) == (is_known, not is_known)
             assert (seen.vm().watch, seen.vm().missing, seen.vm().group) == ("gone", 7, "shop")
             noted = seen.read(rows.notes)
             assert [noted.get(one) for one in ("damaged", "first_at", "last_at")] == [None, at, at]
