@@ -301,10 +301,15 @@ class Web:
         return _json(api.details(event, found, more))
 
     def _api_vms(self, request: Request) -> Response:
-        wanted = _checked(request, "/vms")
+        wanted, after = _checked(request, "/vms"), request.query_params.get("after")
         with self.store.reading() as store:
-            found, more = _answer(request, partial(rows.vms, store, wanted))
-        return _json(api.VmList(vms=found, next=more))
+            if after is None:
+                found, more = _answer(request, partial(rows.vms, store, wanted))
+                return _json(api.VmList(vms=found, next=more))
+            where = wanted.of_vms() & Where("key > ?", (after,))
+            found = rows.vms(store, where, order="ORDER BY key", limit=PAGE_CELLS)
+        last = wanted.query(after=found[-1].key, without=None) if len(found) == PAGE_CELLS else None
+        return _json(api.VmList(vms=found, next=last and f"{request.url.path}{last}"))
 
     def _api_history(self, request: Request) -> Response:
         wanted = _checked(request, "/history")

@@ -108,6 +108,7 @@ class VmRow:
     resource_id: str = ""
     scope: Annotated[int | None, Field(exclude=True)] = None
     folded: Annotated[str, Field(exclude=True)] = ""
+    key: Annotated[str, Field(exclude=True)] = ""
     event: Annotated[str, Field(exclude=True)] = ""
 
     def describe_watch(self, now: float) -> str:

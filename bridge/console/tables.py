@@ -122,13 +122,13 @@ class Added:
     is_change: bool
 
 
-def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_at: float | None) -> Added:
+def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_at: float) -> Added:
     """Write events and everything that is derived from them.
 
     Args:
         connection: in a transaction.
         events: in any order; any of them may be known.
-        received_at: seconds since 1970; None for events of an archive, of which their own time counts.
+        received_at: seconds since 1970.
     """
     changes, many = connection.total_changes, connection.executemany
     for event in events:
@@ -151,24 +151,20 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
     types = {received.clip(one.data.get("EventType")) for one in new if one.kind == merge.PREPARED}
     many("INSERT OR IGNORE INTO program VALUES (?)", [(one,) for one in types])
     many(_ADD_WORK, [*_work(new)])
-    arrivals = {id(event): event.at if received_at is None else received_at for event in new}
-    many(
-        _PUT_AWAY,
-        [(one.vm.id, arrivals[id(one)]) for one in new if one.kind == received.FORGOTTEN and one.vm],
-    )
+    many(_PUT_AWAY, [(one.vm.id, received_at) for one in new if one.kind == received.FORGOTTEN and one.vm])
     changed = [event for event in kept if event.event_id and _order(event) < known.get(event.key, _LAST)]
     decoded = {event.body: event.data for event in kept}
     for key in {
         event.event_id for event in changed if event.kind in merge.CHANGES or event.kind in merge.RECEIPTS
     }:
         _write_scheduled(connection, key, decoded)
+    fresh = {id(event) for event in new}
     for event in changed:
-        given = event.event_id, arrivals.get(id(event), 0.0)
+        given = event.event_id, received_at if id(event) in fresh else 0.0
         connection.execute(_DISMISS if event.kind == received.DISMISSED else _HEAR_OF, given)
     is_change = connection.total_changes > changes
-    for name, most in (("first_at", min), ("last_at", max)) if arrivals else ():
-        at = most(arrivals.values())
-        set_meta(connection, name, most(at, get_meta(connection, name) or at))
+    for name, most in (("first_at", min), ("last_at", max)) if new else ():
+        set_meta(connection, name, most(received_at, get_meta(connection, name) or received_at))
     return Added(new=len(new), repeated=len(events) - len(new), is_change=is_change)
 
 
@@ -291,10 +287,10 @@ def _reports(
             yield Report(kind=kind.removeprefix("scheduledevent."), at=at, data=data)
 
 
-def _event_row(event: Received, received_at: float | None) -> tuple[object, ...]:
-    vm, arrival = event.vm.id if event.vm else None, event.at if received_at is None else received_at
+def _event_row(event: Received, received_at: float) -> tuple[object, ...]:
+    vm = event.vm.id if event.vm else None
     place = event.key, event.sighting, event.kind, event.event_id, received.clip(event.data.get("Reason"))
-    return *place, vm, event.at, arrival, event.body
+    return *place, vm, event.at, received_at, event.body
 
 
 def _is_of_forwarder(event: Received) -> bool:
@@ -302,14 +298,13 @@ def _is_of_forwarder(event: Received) -> bool:
     return event.reporter[0].endswith("/forward") or event.kind.startswith("scheduledevent.")
 
 
-def _add_vms(connection: sqlite3.Connection, events: Iterable[Received], received_at: float | None) -> None:
+def _add_vms(connection: sqlite3.Connection, events: Iterable[Received], received_at: float) -> None:
     """Write what the newest event of each VM says about it."""
     newest: dict[int, tuple[ReportingVm, float, float]] = {}
     for event in events:
         if (vm := event.vm) and _is_of_forwarder(event) and event.at > newest.get(vm.id, (vm, -1.0))[1]:
             newest[vm.id] = vm, event.at, event.at - event.late_by
-    arrivals = {id_: at if received_at is None else received_at for id_, (_, at, _) in newest.items()}
-    rows = [(vm, at, arrivals[vm.id], given_at - arrivals[vm.id], 0) for vm, at, given_at in newest.values()]
+    rows = [(vm, at, received_at, given_at - received_at, 0) for vm, at, given_at in newest.values()]
     _write_vms(connection, rows)
 
 

@@ -76,7 +76,7 @@ WHERE left_at > now AND watch <> 'left'
 UNION ALL SELECT NULL, place, scope, NULL, 0, 0, NULL, event, preparation, urgency, iif(urgency = 4, 'gone', 'unknown')
 FROM named WHERE is_stranger;
 CREATE TEMP VIEW vm_now AS
-SELECT state.*, ifnull(vm.name, named.name) AS name, ifnull(vm.folded, named.folded) AS folded,
+SELECT state.*, CAST(ifnull(state.id, state.place) AS TEXT) AS key, ifnull(vm.name, named.name) AS name, ifnull(vm.folded, named.folded) AS folded,
     ifnull(vm.natural, named.folded) AS natural, coalesce(scope.subscription, scheduled.subscription, '') AS subscription,
     coalesce(scope."group", scheduled."group", '') AS "group", ifnull(zone, '') AS zone, ifnull(location, '') AS location,
     ifnull(resource_id, '') AS resource_id, nullif(doubled_at, 0) AS doubled_at, ifnull(version, '') AS version, nullif(alive_at, 0) AS alive_at, unreachable_since,

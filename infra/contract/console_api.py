@@ -46,6 +46,12 @@ def document() -> str:
     of_vms = {name: filters[name] for name in ("status", *OF_PLACE)}
     period = {"days": {"type": "integer", "enum": [*PERIODS], "default": PERIODS[0]}, **filters}
     page = {"page": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 1}}
+    after = {
+        "after": {
+            **_TEXT,
+            "description": "Instead of `page`, and blank for the first: each VM once, in any order.",
+        }
+    }
     event = _path("One event and its story", EventDetails, page)
     event["get"]["parameters"].insert(
         0,
@@ -66,7 +72,7 @@ def document() -> str:
         "paths": {
             f"{BASE}/events": _path("Open events, filtered", EventList, {**filters, **page}),
             f"{BASE}/events/{{event_id}}": event,
-            f"{BASE}/vms": _path("VMs, filtered", VmList, {**of_vms, **page}),
+            f"{BASE}/vms": _path("VMs, filtered", VmList, {**of_vms, **page, **after}),
             f"{BASE}/expected": {"put": _order("Replace the list of expected VMs", listed)},
             f"{BASE}/forget": {
                 "post": _order("Put away an event, or VMs that are silent or stopped", put_away)

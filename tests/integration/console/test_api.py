@@ -116,6 +116,8 @@ def test_the_api_shows_what_the_pages_show(console: RunningConsole) -> None:
     [
         ("vms", "vms", "name"),
         ("vms?group=shop&group=other", "vms", "name"),
+        ("vms?after=", "vms", "name"),
+        ("vms?after=&group=shop", "vms", "name"),
         ("events", "events", "event_id"),
         (f"events/{EXAMPLE}", "reports", "cloudevent"),
     ],
