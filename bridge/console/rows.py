@@ -313,14 +313,16 @@ def count_types(store: sqlite3.Connection) -> list[tuple[str, str, int]]:
 
 
 def mine_first(store: sqlite3.Connection, events: Iterable[EventRow], wanted: Filter) -> list[EventRow]:
-    """Return events that name the VMs first that a filter chooses by name or tag."""
-    where, found = wanted.of_named(), []
-    query = f"SELECT folded FROM affected WHERE key = ? AND {where.condition}"  # noqa: S608 - constants
-    for event in events if wanted.vm or wanted.tag else ():
-        mine = {name for (name,) in store.execute(query, (event.key, *where.values))}
-        names = sorted(event.resources, key=lambda name: fold_name(name) not in mine)
-        found.append(replace(event, resources=tuple(names), mine=len(mine)))
-    return found or list(events)
+    """Return events that name the VMs first that a filter chooses by name or tag; without these, it chooses all."""
+    events, where, found = [*events], wanted.of_named(), []
+    keys = json.dumps([event.key for event in events])
+    query = "SELECT key, folded FROM affected WHERE key IN (SELECT value FROM json_each(?))"
+    mine = {*map(tuple, store.execute(f"{query} AND {where.condition}", (keys, *where.values)))}
+    for event in events:
+        order = {name: (event.key, fold_name(name)) not in mine for name in event.resources}
+        names = tuple(sorted(event.resources, key=order.__getitem__))
+        found.append(replace(event, resources=names, mine=len(order) - sum(order.values())))
+    return found
 
 
 def vms(
