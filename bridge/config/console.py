@@ -69,8 +69,16 @@ class ConsoleSettings(Settings):
     """The groups that may look; empty for everybody who is signed in. Example: `["staff"]`."""
     approver_groups: tuple[str, ...] = ()
     """The groups that may approve; empty for nobody. Example: `["ops"]`."""
+    runbook_url: str = Field(default="", pattern="^(https://.+)?$")
+    """The page that says what to do; each event's page links to it. Example: `"https://wiki.contoso.example/vms"`."""
     retain_days: float = Field(default=90, ge=1, le=3660)
     """How long events are kept. Example: `30`."""
+    put_away_days: float | None = Field(default=None, ge=1, le=3660)
+    """After how many days without news VMs that are silent or stopped, and open events, are put away; never by
+    default. Example: `14`."""
+    form_key: Annotated[Secret | None, _check_length] = None
+    """The key of forms, for consoles that answer at one address: each accepts the forms of the others. Example:
+    `"p3Xr8KtW5mQz1VnYc7Bd9JfH"`."""
     ingest: IngestSettings = Field(default_factory=IngestSettings)
     """What a sender of events to `/ingest` has to show."""
     bus: SourceSettings | None = None
@@ -112,6 +120,13 @@ class ConsoleSettings(Settings):
             )
         if (self.auth == "proxy") != (self.proxy is not None):
             yield "proxy", 'expected exactly with auth = "proxy", and with its secret'
+        if self.proxy and (
+            commas := [one for one in (*self.viewer_groups, *self.approver_groups) if "," in one]
+        ):
+            yield (
+                "proxy",
+                f"{commas[0]!r} has a comma, at which the header's groups are split; rename the group",
+            )
         if self.auth != "none" and not self.public_url:
             yield (
                 "public_url",

@@ -24,7 +24,7 @@ from bridge.runtime.time import Clock
 Headers = Sequence[tuple[str, str]]
 _EASY_AUTH = "x-ms-client-principal"
 _MAX_NAME = 200
-_OF_PROGRAMS = ("/metrics", "/api/v1/expected")  # the bearer token of senders is enough
+_OF_PROGRAMS = ("/metrics", "/api/v1/expected", "/api/v1/forget")  # the bearer token of senders is enough
 # Whoever sends events authenticates to `/ingest`; the others say nothing about the fleet.
 _OPEN = ("/ingest", "/livez", "/readyz")
 _HEADERS = {

@@ -23,6 +23,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -37,12 +38,12 @@ from bridge.console.approve import COOKIE, COOKIE_SECONDS, Approvals, NotApprove
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live
 from bridge.console.received import Received
-from bridge.console.rows import DAY, EVERY, HOUR, EventRow, Filter, ReportRow, read_filter
+from bridge.console.rows import DAY, EVERY, HOUR, EventRow, Filter, ReportRow, Where, read_filter
 from bridge.console.store import Store
 from bridge.contract.types import KNOWN_VALUES
 from bridge.errors import BridgeError
 from bridge.events.envelope import decode_event
-from bridge.formats.text import format_duration, format_relative
+from bridge.formats.text import format_duration, format_relative, join_names
 from bridge.runtime.text import escape, sanitize
 from bridge.runtime.threads import stalled_threads
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
@@ -53,6 +54,7 @@ log = logging.getLogger(__name__)
 PAGE_ROWS = 100
 PAGE_CELLS = 1000  # of Fleet; also the rows of an answer of the API
 MAX_RAW = 50
+MAX_ENDED = 50
 MAX_TAGS = 200  # to choose from
 SILENT_SECONDS = 3900.0  # a heartbeat comes every hour; five minutes more are for the way
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -60,6 +62,7 @@ _THREADS = 8  # more would only compete for the interpreter
 _FORM_BYTES = 16 * 1024
 _FORM_FIELDS = 10
 Row = TypeVar("Row")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,7 @@ class Web:
         status: returns what the status file shows.
         address: where this machine reaches the pages.
         approvals: offers them; None if the console approves nothing.
-        sessions: of the forms that put VMs away.
+        sessions: of the forms; `approvals` if there are.
     """
 
     settings: ConsoleSettings
@@ -98,15 +101,20 @@ class Web:
             Route("/fleet", self._fleet),
             Route("/history", self._history),
             Route("/history.csv", self._csv),
-            Route("/fleet/forget", self._forget, methods=["POST"]),
+            Route("/fleet/forget", partial(self._put_away, self._forgotten), methods=["POST"]),
             Route(event, self._event),
             Route(f"{event}/approve", self._approve, methods=["POST"]),
+            Route(f"{event}/dismiss", partial(self._put_away, self._dismissed), methods=["POST"]),
+            # After a sign-in, a form that was sent with an expired session comes back as GET.
+            *(Route(f"{event}/{form}", _to_page) for form in ("approve", "dismiss")),
+            Route("/fleet/forget", _to_page),
             Route(f"{event}/events.jsonl", self._jsonl),
             Route(f"{base}/events", self._api_events),
             Route(f"{base}/events/{{event_id}}", self._api_event),
             Route(f"{base}/vms", self._api_vms),
             Route(f"{base}/history", self._api_history),
-            Route(f"{base}/expected", self._expect, methods=["PUT"]),
+            Route(f"{base}/expected", partial(self._order, self._listed), methods=["PUT"]),
+            Route(f"{base}/forget", partial(self._order, self._ordered), methods=["POST"]),
             Route(f"{base}/openapi.json", lambda _: Response(api.DOCUMENT, media_type="application/json")),
             Route("/metrics", self._metrics),
             Route("/livez", lambda _: _health(stalled_threads())),
@@ -126,7 +134,7 @@ class Web:
             },
         )
         application.router.redirect_slashes = False
-        return Guard(application, settings=self.settings, clock=self.clock, refuse=self.error)
+        return Guard(GZipMiddleware(application), settings=self.settings, clock=self.clock, refuse=self.error)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -153,7 +161,7 @@ class Web:
             unmatched = "VM" if not counts[""] else "event" * bool(filters["unmatched"])
             headline = now.headline(dues, vms=known, is_filtered=bool(wanted), unmatched=unmatched)
             context = {
-                "headline": headline + now.unwatched(counts),
+                "headline": headline + now.unwatched(counts) + now.clock_fault(rows.notes(store)["ahead"]),
                 "is_empty": not (everything or shown),
                 "tiles": now.tiles(
                     rows.count_due(store, wanted.only("type", "source", *rows.OF_PLACE)), counts, wanted
@@ -163,7 +171,10 @@ class Web:
                 "rows": shown,
                 "paging": page,
                 "ended": rows.mine_first(
-                    store, rows.ended_events(store, at - HOUR, wanted, limit=50), wanted
+                    store, rows.ended_events(store, at - HOUR, wanted, limit=MAX_ENDED), wanted
+                ),
+                "all_ended": rows.count(
+                    store, "event_now", Where("ended_at > ?", (at - HOUR,)) & wanted.of_events()
                 ),
                 "vms": known,
                 "counts": counts,
@@ -186,13 +197,13 @@ class Web:
             silent = forget.forgettable(store, wanted) if request.state.person.is_approver else []
             context = {
                 "groups": fleet.groups(shown),
-                "unwatched": now.unwatched(figures),
+                "unwatched": now.unwatched(figures) + now.clock_fault(rows.notes(store)["ahead"]),
                 "forgettable": len(silent),
                 "shown": forget.digest(silent),
                 "token": self.sessions.token(_session(request), request.state.person),
                 "figures": figures,
                 "counts": counts,
-                "states": (*fleet.STATES, "unwatched"),
+                "states": (*fleet.STATES, "unwatched", "outofwork"),
                 "is_table": is_table,
                 "rows": shown,
                 "paging": page,
@@ -208,9 +219,11 @@ class Web:
         with self.store.reading() as store:
             event = self._find(store, request)
             (shown,) = rows.mine_first(store, [event], wanted)
-            reports, vms = rows.reports_of(store, event.key), rows.vms_of(store, event)
+            reports, vms = rows.reports_of(store, event.key, order=rows.DECIDING), rows.vms_of(store, event)
             base = {**self._base(store, at), **self._filters(store, EVERY, "/", [])}
-        seen = story.witnesses(shown, reports, vms)
+            total = rows.count(store, "event", Where("event_id = ? AND event_id <> ''", (event.key,)))
+            prepared = rows.preparations_of(store, event.key)
+        seen = story.witnesses(shown, reports, vms, prepared)
         sent = request.query_params.get("sent", "")
         context = {
             **base,
@@ -219,10 +232,13 @@ class Web:
             "steps": story.story(event, reports, vms, at),
             "affected": [one for one in seen if one.is_affected],
             "others": [one for one in seen if not one.is_affected],
-            "raw": [_raw(report) for report in reports[:MAX_RAW]],
-            "total": len(reports),
+            "left_out": total - len(reports),
+            "raw": [_raw(report) for report in reports[-MAX_RAW:]],
+            "total": total,
+            "token": self.sessions.token(_session(request), person),
+            "can_dismiss": person.is_approver and event.due in rows.DUES,
             "can_approve": self.approvals is not None,
-            "form": self.approvals and self.approvals.form(event, vms, person, _session(request)),
+            "form": self.approvals and self.approvals.form(event, vms, person),
             "sent": sent if self.approvals and self.approvals.has_sent(event, sent) else "",
             "receipts": {one.event.get("causationid") for one in reports if one.kind.startswith("approval.")},
         }
@@ -234,7 +250,7 @@ class Web:
         with self.store.reading() as store:
             found = history.read_history(store, days, at, wanted)
             page = _page_of(request, found.total)
-            missing = wanted.of_vms() & rows.Where("missing > 0", ())
+            missing = wanted.of_vms() & Where("missing > 0", ())
             context = {
                 "history": found,
                 "ends": history.ENDS,
@@ -285,32 +301,54 @@ class Web:
         return _json(api.details(event, found, more))
 
     def _api_vms(self, request: Request) -> Response:
-        wanted = _checked(request, "/vms")
+        wanted, after = _checked(request, "/vms"), request.query_params.get("after")
         with self.store.reading() as store:
-            found, more = _answer(request, partial(rows.vms, store, wanted))
-        return _json(api.VmList(vms=found, next=more))
+            if after is None:
+                found, more = _answer(request, partial(rows.vms, store, wanted))
+                return _json(api.VmList(vms=found, next=more))
+            where = wanted.of_vms() & Where("key > ?", (after,))
+            found = rows.vms(store, where, order="ORDER BY key", limit=PAGE_CELLS)
+        last = wanted.query(after=found[-1].key, without=None) if len(found) == PAGE_CELLS else None
+        return _json(api.VmList(vms=found, next=last and f"{request.url.path}{last}"))
 
     def _api_history(self, request: Request) -> Response:
         wanted = _checked(request, "/history")
         with self.store.reading() as store:
             return _json(history.read_history(store, _days(request), self.clock.wall(), wanted))
 
-    async def _expect(self, request: Request) -> Response:
-        """Replace the list of expected VMs, for a program with the token of senders or an approver's sign-in."""
+    async def _order(self, read: Callable[[bytes, str], list[Received]], request: Request) -> Response:
+        """Commit what a program with the token of senders, or an approver's sign-in, orders."""
         person, ingest = getattr(request.state, "person", None), self.settings.ingest
         is_open = self.settings.auth == "none" and not ingest.has_secret
         if "origin" in request.headers or not (person is None or person.is_approver or is_open):
-            text = "Only programs may list VMs: with bearer_token, or signed in and in a group of approver_groups."
+            text = "Only programs may send this: with bearer_token, or signed in and in a group of approver_groups."
             raise HTTPException(HTTPStatus.FORBIDDEN, text)
+        by = (person.name or "a program") if person else "a program with the token"
         body = await self.ingest.read(request, expected.MAX_BYTES)
         try:
-            listed = await run_in_threadpool(expected.read_expected, body, now=self.clock.wall())
+            events = await run_in_threadpool(read, body, by)
         except ValueError as error:
             raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
-        await self.ingest.commit([listed])
-        number, by = len(listed.data["Vms"]), person.name if person else "a program with the token"
-        log.info("%d expected VMs were listed", number, extra={"by": by})
+        await self.ingest.commit(events)
+        log.info("committed: %s", ", ".join({event.kind for event in events}), extra={"by": by})
         return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    def _listed(self, body: bytes, _: str) -> list[Received]:
+        """Replace the list of expected VMs."""
+        return [expected.read_expected(body, now=self.clock.wall())]
+
+    def _ordered(self, body: bytes, by: str) -> list[Received]:
+        """Put VMs or an event away."""
+        given, at = forget.ORDER.validate_json(body), self.clock.wall()
+        ids = {one.lower() for one in given.ResourceIds}
+        with self.store.reading() as store:
+            vms = [vm for vm in forget.forgettable(store, EVERY) if vm.resource_id.lower() in ids]
+            event = rows.find_event(store, given.EventId)
+        if len(vms) < len(ids) or not (event or vms):
+            text = "No such event, or not all of these VMs are silent or stopped."
+            raise HTTPException(HTTPStatus.NOT_FOUND, text)
+        notes = [forget.dismissed(event, by=by, now=at, why=given.Reason)] if event else []
+        return notes + forget.forgotten(vms, by=by, now=at, why=given.Reason)
 
     def _metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -323,28 +361,30 @@ class Web:
 
     async def _approve(self, request: Request) -> Response:
         """Send an approval, if the POST comes from the form of a page of this console."""
-        given = await self._form(request)
         try:
-            command_id = await run_in_threadpool(self._send_approval, request, given)
-        except NotApproved as refused:
-            raise HTTPException(HTTPStatus.FORBIDDEN, f"Not approved. {refused}") from None
+            command_id = await self._from_form(request, "Not approved.", self._send_approval)
         except BridgeError as error:
             log.error("an approval cannot be sent: %s", error)  # noqa: TRY400 - the text is enough
             text = f"The command could not be sent: {error}"
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, text) from None
-        query = _filter(request).only(*rows.OF_PLACE).query(sent=command_id)
-        place = f"/event/{quote(request.path_params['event_id'], safe='')}{query}"
-        return RedirectResponse(place, HTTPStatus.SEE_OTHER)
+        return await _to_page(request, sent=command_id)
 
-    async def _forget(self, request: Request) -> Response:
-        """Put away the VMs of a filter that are silent or stopped, if the POST comes from their form."""
-        given = await self._form(request)
-        try:
-            events = await run_in_threadpool(self._forgotten, request, given)
-        except NotApproved as refused:
-            raise HTTPException(HTTPStatus.FORBIDDEN, f"Nothing was forgotten. {refused}") from None
-        await self.ingest.commit(events)
-        return RedirectResponse(f"/fleet{_filter(request).query()}", HTTPStatus.SEE_OTHER)
+    async def _put_away(
+        self, read: Callable[[Request, Mapping[str, str]], list[Received]], request: Request
+    ) -> Response:
+        """Commit what the form of a page of this console puts away."""
+        await self.ingest.commit(await self._from_form(request, "Nothing was put away.", read))
+        return await _to_page(request)
+
+    def _dismissed(self, request: Request, given: Mapping[str, str]) -> list[Received]:
+        person, why = request.state.person, sanitize(given.get("reason", ""))
+        with self.store.reading() as store:
+            event = self._find(store, request)
+        self.sessions.check(person, request.cookies.get(COOKIE, ""), given)
+        if event.due not in rows.DUES or not why:
+            raise NotApproved("It needs a comment, and the event has to be open.")
+        log.warning("event dismissed", extra={"by": person.name, "event_id": event.event_id, "reason": why})
+        return [forget.dismissed(event, by=person.name, now=self.clock.wall(), why=why)]
 
     def _forgotten(self, request: Request, given: Mapping[str, str]) -> list[Received]:
         person = request.state.person
@@ -355,6 +395,16 @@ class Web:
             raise NotApproved("The VMs have changed, or this is not their number: read the page again.")
         log.warning("VMs forgotten", extra={"by": person.name, "vms": [vm.name for vm in vms]})
         return forget.forgotten(vms, by=person.name, now=self.clock.wall())
+
+    async def _from_form(
+        self, request: Request, refusal: str, work: Callable[[Request, Mapping[str, str]], Result]
+    ) -> Result:
+        """Return what work makes of the fields of a form of this console."""
+        given = await self._form(request)
+        try:
+            return await run_in_threadpool(work, request, given)
+        except NotApproved as refused:
+            raise HTTPException(HTTPStatus.FORBIDDEN, f"{refusal} {refused}") from None
 
     async def _form(self, request: Request) -> dict[str, str]:
         """Return the fields of a form of this console."""
@@ -381,15 +431,18 @@ class Web:
     def _find(self, store: sqlite3.Connection, request: Request) -> EventRow:
         event = rows.find_event(store, request.path_params["event_id"])
         if event is None:
-            raise HTTPException(HTTPStatus.NOT_FOUND, "There is no such event.")
+            text = "There is no such event here yet. If it is new, this page shows it as soon as it arrives."
+            raise HTTPException(HTTPStatus.NOT_FOUND, text)
         return event
 
     def _base(self, store: sqlite3.Connection, at: float) -> dict[str, Any]:
         """Return what every page has: the banners, and the time."""
-        first, last = rows.received_from_to(store)
+        noted = rows.notes(store)
+        first, last = noted.get("first_at"), noted.get("last_at")
         return {
             "now": at,
-            "damaged": rows.damage_note(store),
+            "damaged": noted.get("damaged"),
+            "noted": noted,
             "new_since": first if first is not None and at - first < DAY else None,
             "last_received_at": last,
             "is_quiet": last is not None and at - last > SILENT_SECONDS,
@@ -484,9 +537,15 @@ class Paging:
         return min(self.total, self.number * self.size)
 
 
+async def _to_page(request: Request, **more: str) -> Response:
+    """Lead from the address of a form's action to its page."""
+    address = f"{quote(request.url.path.rpartition('/')[0])}{_filter(request).query(without=None, **more)}"
+    return RedirectResponse(address, HTTPStatus.SEE_OTHER)
+
+
 def _session(request: Request) -> str:
     """Return an approver's session, a new one if there is none."""
-    session = request.cookies.get(COOKIE, "")
+    session: str = request.cookies.get(COOKIE, "") or getattr(request.state, "session", "")
     if request.state.person.is_approver and not session:
         session = request.state.session = new_session()
     return session
@@ -570,8 +629,9 @@ def _templates() -> Jinja2Templates:
         "cell": fleet.cell,
         "describe": fleet.describe,
         "names": now.vm_names,
+        "joined": lambda names: join_names([*names], max_length=2000, max_names=20),
         "impact": story.impact_text,
-        "segment": lambda value: quote(value, safe=""),
+        "segment": lambda value, safe="": quote(value, safe=safe),
     }
     environment.globals |= {"static_url": static_url, "app_version": __version__}
     return Jinja2Templates(env=environment)

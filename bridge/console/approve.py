@@ -26,7 +26,7 @@ _PER_MINUTE = 20
 _KEPT_COMMANDS = 1000
 COOKIE_SECONDS = 12 * 3600
 # What changes while the event stays the same, as reports arrive and time passes. The digest has the rest.
-_PASSING = ("approval", "last_change_at", "due", "seen", "seen_by_others", "seen_late")
+_PASSING = ("approval", "prepared", "last_change_at", "due", "seen", "seen_by_others", "seen_late")
 
 Send = Callable[[str, Vm, str, str], str]
 
@@ -40,12 +40,10 @@ class Form:
     """What the form of a page holds.
 
     Attributes:
-        token: proves that the POST comes from this form.
         shown: identifies what the form said, so that an event that changed meanwhile is not approved.
         vm: whose listener gets the command.
     """
 
-    token: str
     shown: str
     vm: str
 
@@ -53,9 +51,9 @@ class Form:
 class Sessions:
     """Proves that a POST comes from a form that an approver was shown; any thread may use it."""
 
-    def __init__(self) -> None:
-        """Make a key: forms do not outlive the process."""
-        self._key = token_bytes(32)
+    def __init__(self, key: str = "") -> None:
+        """Take a key that other consoles have, too, or make one: then forms do not outlive the process."""
+        self._key = key.encode() or token_bytes(32)
 
     def token(self, session: str, person: Person) -> str:
         """Return what a form holds."""
@@ -77,36 +75,32 @@ class Sessions:
 class Approvals(Sessions):
     """Offers and sends approvals; any thread may use it."""
 
-    def __init__(self, *, send: Send, clock: Clock) -> None:
+    def __init__(self, *, send: Send, clock: Clock, key: str = "") -> None:
         """Prepare to send.
 
         Args:
             send: sends a command for an EventId to a VM's listener, with a reason and the person; returns its id.
             clock: limits the rate.
+            key: as of `Sessions`.
         """
-        super().__init__()
+        super().__init__(key)
         self._send = send
         self._clock = clock
         self._sent_at: deque[float] = deque(maxlen=_PER_MINUTE)
         self._commands: deque[tuple[str, str]] = deque(maxlen=_KEPT_COMMANDS)
 
-    def form(self, event: EventRow, vms: Sequence[VmRow], person: Person, session: str) -> Form | None:
+    def form(self, event: EventRow, vms: Sequence[VmRow], person: Person) -> Form | None:
         """Return what the form of an event needs; None if it cannot be approved, or not by this person.
 
         Args:
             event: the event.
             vms: that Azure tells of it.
             person: who looks.
-            session: the value of the session's cookie.
         """
         if not person.is_approver or event.status != "Scheduled" or not event.is_open or not event.resources:
             return None
         vm = _listener(event, vms)
-        return Form(
-            token=self.token(session, person),
-            shown=_digest(event),
-            vm=vm.name if vm else event.resources[0],
-        )
+        return Form(shown=_digest(event), vm=vm.name if vm else event.resources[0])
 
     def approve(
         self, event: EventRow, vms: Sequence[VmRow], person: Person, session: str, given: Mapping[str, str]

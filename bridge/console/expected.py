@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated
-from uuid import uuid4
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from bridge.console.received import EXPECTED_TYPE, MAX_TAGS, MAX_TEXT, Received, read_event
+from bridge.console.received import EXPECTED, MAX_TAGS, MAX_TEXT, Received, own_event
 
 MAX_BYTES = 32 * 1024 * 1024
 _Text = Annotated[str, Field(max_length=MAX_TEXT)]
@@ -49,5 +48,4 @@ def read_expected(body: bytes, *, now: float) -> Received:
         raise ValueError(
             f"{place}: {first['msg']}; expected a list of VMs with Name and ResourceId"
         ) from None
-    event = {"source": "urn:imds-bridge:console", "id": str(uuid4()), "type": EXPECTED_TYPE, "data": data}
-    return read_event(event, b"", now=now)
+    return own_event(EXPECTED, data, now=now)

@@ -12,11 +12,11 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from bridge.console.now import css_class
-from bridge.console.rows import WATCHES, VmRow
+from bridge.console.rows import DAY, PREPARATIONS, WATCHES, VmRow
 from bridge.formats.text import format_duration
 from bridge.runtime.text import sanitize
 
-STATES = ("Started", "Scheduled", *WATCHES)
+STATES = ("Started", "Scheduled", *PREPARATIONS, *WATCHES)
 _KEPT_CELLS = 20_000
 
 
@@ -36,20 +36,21 @@ def groups(vms: Iterable[VmRow]) -> list[Group]:
 
 
 def _group(vms: list[VmRow]) -> Group:
-    counts = Counter(state for vm in vms for state in (vm.event, vm.watch))
+    counts = Counter(state for vm in vms for state in (vm.event, vm.watch, vm.preparation))
     versions = Counter(vm.version for vm in vms if vm.version)
     return Group(
         vms=tuple(vms),
         states=tuple((state, counts[state]) for state in STATES if counts[state] and state != "watched"),
-        versions=tuple((sanitize(version, 40), count) for version, count in versions.most_common(3)),
+        versions=tuple((sanitize(version, 40), count) for version, count in versions.most_common()),
     )
 
 
 def describe(vm: VmRow, now: float) -> str:
     """Return the state of a VM in words: its event, and since when nobody watches it."""
     watch = vm.describe_watch(now)
-    parts = [_describe_event(vm, now), watch] if vm.event else [watch or "quiet"]
+    parts = [_describe_event(vm, now), vm.preparation, watch] if vm.event else [watch or "quiet"]
     parts += [f"{vm.waiting} waiting"] * bool(vm.waiting) + [f"{vm.missing} missing"] * bool(vm.missing)
+    parts += ["two forwarders at once"] * (now - (vm.doubled_at or 0.0) < DAY)
     return ", ".join(filter(None, parts))
 
 

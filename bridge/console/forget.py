@@ -1,15 +1,29 @@
-"""Put VMs away that are silent or stopped, until they publish again."""
+"""Put VMs away that are silent or stopped, and events that nobody ends, until something new is heard of them."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Sequence
-from uuid import uuid4
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from bridge.console import rows
-from bridge.console.received import FORGOTTEN_TYPE, Received, hash_text, read_event
-from bridge.console.rows import Filter, VmRow, Where
+from bridge.console.received import DISMISSED, FORGOTTEN, MAX_TEXT, Received, hash_text, own_event
+from bridge.console.rows import EventRow, Filter, VmRow, Where
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutAway:
+    """What a program puts away: an event, VMs that are silent or stopped, or both."""
+
+    EventId: Annotated[str, Field(max_length=MAX_TEXT)] = ""
+    ResourceIds: Annotated[tuple[str, ...], Field(max_length=1000)] = ()
+    Reason: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+
+
+ORDER = TypeAdapter(PutAway)
 
 
 def forgettable(store: sqlite3.Connection, wanted: Filter) -> list[VmRow]:
@@ -22,16 +36,20 @@ def digest(vms: Sequence[VmRow]) -> str:
     return str(hash_text(repr([(vm.scope, vm.folded, vm.alive_at) for vm in vms])))
 
 
-def forgotten(vms: Iterable[VmRow], *, by: str, now: float) -> list[Received]:
+def forgotten(vms: Iterable[VmRow], *, by: str, now: float, why: str = "") -> list[Received]:
     """Return the events that put VMs away; they are kept in the store, and nobody else may send them.
 
     Args:
         vms: that have reported.
-        by: the person.
+        by: the person or program.
         now: seconds since 1970.
+        why: a comment.
     """
-    base = {"specversion": "1.0", "source": "urn:imds-bridge:console", "type": FORGOTTEN_TYPE}
+    reason = f"Forgotten by {by}" + (f": {why}" if why else "")
     of_vms = [{"Name": vm.name, "ResourceId": vm.resource_id} for vm in vms]
-    data = [{"Vm": vm, "Reason": f"Forgotten by {by}"} for vm in of_vms]
-    events = [{**base, "id": str(uuid4()), "data": one} for one in data]
-    return [read_event(event, json.dumps(event).encode(), now=now) for event in events]
+    return [own_event(FORGOTTEN, {"Vm": vm, "Reason": reason}, now=now) for vm in of_vms]
+
+
+def dismissed(event: EventRow, *, by: str, now: float, why: str) -> Received:
+    """Return the event that puts another away; arguments as of `forgotten`."""
+    return own_event(DISMISSED, {"EventId": event.event_id, "By": by, "Reason": why}, now=now)

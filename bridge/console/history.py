@@ -36,7 +36,7 @@ _STEPS = " ".join(
 )
 _MINIMUM = " ".join(f"WHEN '{name}' THEN {least}" for name, least in MINIMUM_NOTICE_SECONDS.items())
 _BY = f"""
-SELECT event_type, iif(is_open, 'Open', status), CAST((moment.at - first_seen_at) / 86400 AS INTEGER), CASE
+SELECT event_type, {rows.OUTCOME}, CAST((moment.at - first_seen_at) / 86400 AS INTEGER), CASE
     WHEN notice_seconds IS NULL THEN NULL
     WHEN notice_seconds + {NOTICE_TOLERANCE_SECONDS} < CASE event_type {_MINIMUM} END AND seen_late THEN NULL
     {_STEPS} ELSE {len(NOTICE_LIMITS)} END, count(*)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 MAX_STREAMS = 200
 REPEAT_SECONDS = 5.0  # a page that hears nothing for longer than twice that says that it is not live
-APART_SECONDS = 0.2  # at least, between two messages: a page fetches itself after each
+APART_SECONDS = 2.0  # at least, after the message of a change: a page fetches itself after each
 STREAM_SECONDS = 0.1  # more for each open page: all of them fetch ten pages a second together
 
 
@@ -41,7 +41,7 @@ class Live:
         return len(self._streams) >= MAX_STREAMS
 
     def apart_seconds(self) -> float:
-        """Return how long a stream waits after a message."""
+        """Return how long a stream waits after the message of a change."""
         return min(max(APART_SECONDS, len(self._streams) * STREAM_SECONDS), REPEAT_SECONDS)
 
     async def stream(self) -> AsyncIterator[str]:
@@ -53,10 +53,11 @@ class Live:
             while not self._closed.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), REPEAT_SECONDS)
+                is_change = changed.is_set()
                 changed.clear()
                 yield self._message()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closed.wait(), self.apart_seconds())
+                    await asyncio.wait_for(self._closed.wait(), is_change * self.apart_seconds())
         finally:
             self._streams.discard(changed)
 

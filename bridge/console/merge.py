@@ -76,15 +76,23 @@ class ScheduledEvent:
     approval: Annotated[str, Field(description="The outcome of the last receipt; may be blank.")] = ""
 
 
-PREPARED = "approval.prepared"
-RECEIPTS = ("approval.accepted", "approval.rejected", "approval.failed")
+CHANGES = tuple(f"scheduledevent.{kind}" for kind in _ORDER)
+REJECTED, PREPARED = "approval.rejected", "approval.prepared"
+RECOVERED, OUT_OF_WORK = "approval.recovered", "approval.outofwork"
+RECEIPTS = ("approval.accepted", REJECTED, "approval.failed")
+
+
+def is_by_rule(data: Mapping[str, Json]) -> bool:
+    """Return whether a receipt is about a rule with a program, not about a command."""
+    command = data.get("Command")
+    by_rule = isinstance(command, dict) and str(command.get("Id", "")).startswith("auto:")
+    return by_rule or data.get("Reason") == "not_prepared"
 
 
 def merge(reports: Iterable[Report]) -> ScheduledEvent | None:
     """Merge all reports of one EventId; None if there is no change that is known here."""
     ordered = sorted(reports, key=lambda report: report.at)
-    about = [report for report in ordered if report.kind.startswith("approval.")]
-    receipts = [report for report in about if report.kind in RECEIPTS]
+    receipts = [report for report in ordered if report.kind in RECEIPTS]
     changes = [report for report in ordered if report.kind in _ORDER]
     changes.sort(key=lambda change: (change.at, _ORDER.index(change.kind)))
     if not changes:
@@ -111,7 +119,7 @@ def merge(reports: Iterable[Report]) -> ScheduledEvent | None:
         duration_seconds=duration if isinstance(duration, int) and abs(duration) < 2**31 else None,
         notice_seconds=None if first_notice is None else first_notice - changes[0].at,
         first_seen_at=changes[0].at,
-        last_change_at=max(report.at for report in (*changes, *about)),
+        last_change_at=max(report.at for report in (*changes, *receipts)),
         started_at=started,
         ended_at=end.at if end else None,
         approval=receipts[-1].kind.removeprefix("approval.") if receipts else "",

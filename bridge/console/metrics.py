@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from bridge import __version__
 from bridge.console import rows
-from bridge.console.rows import WATCHES
+from bridge.console.rows import PREPARATIONS, WATCHES
 from bridge.console.store import Store
 from bridge.contract.types import KNOWN_VALUES
 from bridge.runtime.threads import progress_ages
@@ -66,12 +66,14 @@ class Figures(Collector):
         except sqlite3.Error:
             available = False
         else:
-            states = GaugeMetricFamily(
-                "imds_bridge_console_vms", "VMs by who watches them.", labels=["state"]
-            )
-            for state in WATCHES:
-                states.add_metric([state], counted[state])
-            yield states
+            for name, text, states in (
+                ("vms", "VMs by who watches them.", WATCHES),
+                ("preparations", "VMs by what their programs did.", (*PREPARATIONS, "outofwork")),
+            ):
+                family = GaugeMetricFamily(f"imds_bridge_console_{name}", text, labels=["state"])
+                for state in states:
+                    family.add_metric([state], counted[state])
+                yield family
             yield _open_events(events)
         text = "0 while the store cannot be written or read."
         yield GaugeMetricFamily("imds_bridge_storage_available", text, available)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from bridge.console.rows import DAY, HOUR, MINUTE, EventRow, Filter
+from bridge.console.rows import DAY, HOUR, MINUTE, OF_PLACE, EventRow, Filter
 from bridge.formats.text import format_duration, join_names
 from bridge.runtime.text import sanitize
 
@@ -115,6 +115,14 @@ def unwatched(vms: Mapping[str, int]) -> str:
     return f"; {number} of {plural(vms[''], 'VM')} {verb} not watched" if number else ""
 
 
+def clock_fault(ahead: float | None) -> str:
+    """Return the end of the headline if the VMs' clocks are ahead of the console's by some seconds, or behind."""
+    if ahead is None:
+        return ""
+    where = "behind" if ahead > 0 else "ahead of"
+    return f"; this console's clock is {format_duration(abs(ahead))} {where} its senders'"
+
+
 def tiles(dues: Mapping[str, tuple[int, int, int]], vms: Mapping[str, int], wanted: Filter) -> list[Tile]:
     """Return the figures at the top.
 
@@ -132,16 +140,25 @@ def tiles(dues: Mapping[str, tuple[int, int, int]], vms: Mapping[str, int], want
             ("later", "due later", "plain"),
         )
     ]
-    known, named = vms[""], vms["Scheduled"] + vms["Started"]
-    total, with_event = vms["unwatched"], vms["unwatched with event"]
-    address = f"/fleet{wanted.query(due='', type='', source='', status='unwatched')}"
+    named, with_event, of_fleet = (
+        vms["Scheduled"] + vms["Started"],
+        vms["unwatched with event"],
+        wanted.only(*OF_PLACE),
+    )
     verb = "has" if with_event == 1 else "have"
     detail = f"of which {with_event} {verb} an event" if with_event else "may miss events"
-    everything = f"/fleet{wanted.query(due='', type='', source='', status='')}"
-    return [
-        *found,
-        Tile(number=total, text="not watched", detail=detail, css="grey", address=address),
-        Tile(number=known, text="known VMs", detail=f"{named} with events", css="good", address=everything),
+    of_vms = (
+        (vms["unprepared"], "unprepared", "less than 15 min, or started", "bad", "unprepared"),
+        (vms["outofwork"], "out of work", "not put back", "bad", "outofwork"),
+        (vms["unwatched"], "not watched", detail, "grey", "unwatched"),
+        (vms[""], "known VMs", f"{named} with events", "good", ""),
+    )
+    return found + [
+        Tile(
+            number=number, text=text, detail=detail, css=css, address=f"/fleet{of_fleet.query(status=status)}"
+        )
+        for number, text, detail, css, status in of_vms
+        if number or status in ("", "unwatched")
     ]
 
 

@@ -19,7 +19,7 @@ from bridge.config.console import ConsoleSettings
 from bridge.config.models import Config, find_exposed
 from bridge.config.values import socket_address
 from bridge.console.app import Web
-from bridge.console.approve import Approvals
+from bridge.console.approve import Approvals, Sessions
 from bridge.console.bus import BusInput
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live
@@ -83,7 +83,8 @@ class Console:
         self.settings = config.console or ConsoleSettings()
         self._clock = clock or Clock()
         self._folder = StateFolder(Path(config.state_dir) / "console")
-        self._store = _open_store(self._folder, self._clock)
+        away_seconds = (self.settings.put_away_days or 1e6) * DAY
+        self._store = _open_store(self._folder, self._clock, away_seconds)
         self._socket = _listen(self.settings.listen)
         self.stop, self._settled, self._drained = Stop(), Stop(), Stop()
         self.live = Live(lambda: self.writer.version)
@@ -97,6 +98,8 @@ class Console:
         self.bus = self._bus_input()
         registry = new_registry(Figures(self.status, self._store))
         self._metrics = self._metrics_server(config, registry)
+        key = self.settings.form_key.read() if self.settings.form_key else ""
+        approvals = self._approvals(config, key)
         web = Web(
             settings=self.settings,
             store=self._store,
@@ -106,7 +109,8 @@ class Console:
             registry=registry,
             status=self.status,
             address=self.address,
-            approvals=self._approvals(config),
+            approvals=approvals,
+            sessions=approvals or Sessions(key),
         )
         self._server = _server(web.app())
         self._started_at = self._clock.now()
@@ -214,7 +218,7 @@ class Console:
             settled=self._settled,
         )
 
-    def _approvals(self, config: Config) -> Approvals | None:
+    def _approvals(self, config: Config, key: str) -> Approvals | None:
         if config.approvals is None or not config.approvals.has_bus:
             return None
         from bridge.service.command_sender import ApproveCommand, send_command  # noqa: PLC0415 - it loads the Azure packages
@@ -227,7 +231,7 @@ class Console:
             session = approval_session(settings.session, vm) or ""
             return send_command(settings, command, session=session, requested_by=person)
 
-        return Approvals(send=send, clock=self._clock)
+        return Approvals(send=send, clock=self._clock, key=key)
 
     def _write_status(self, *, running: bool = True) -> None:
         try:
@@ -236,10 +240,10 @@ class Console:
             log.debug("the status file cannot be written: %s", error)
 
 
-def _open_store(folder: StateFolder, clock: Clock) -> Store:
+def _open_store(folder: StateFolder, clock: Clock, away_seconds: float) -> Store:
     try:
         folder.acquire()
-        return Store(folder.path / DATABASE, clock=clock)
+        return Store(folder.path / DATABASE, clock=clock, away_seconds=away_seconds)
     except (OSError, sqlite3.Error) as error:
         raise StateError(
             f"{folder.path} cannot be used: {error}; set state_dir to a folder of your own"

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
+from uuid import uuid4
 
 from bridge.contract.types import TYPE_PREFIX
 from bridge.events.envelope import check_event
 from bridge.runtime.json import Json
-from bridge.runtime.time import parse_iso
+from bridge.runtime.time import iso_utc, parse_iso
 
-SCHEDULED_EVENT, APPROVAL, EXPECTED = "scheduledevent", "approval", "console.expected"
-OWN_PREFIX = f"{TYPE_PREFIX}console."  # only the console itself writes these
-FORGOTTEN_TYPE, EXPECTED_TYPE = f"{OWN_PREFIX}forgotten.v1", f"{TYPE_PREFIX}{EXPECTED}.v1"
+SCHEDULED_EVENT, APPROVAL = "scheduledevent", "approval"
+HEARTBEAT, DOCUMENT = "bridge.heartbeat", "document.changed"
+# Only the console itself writes these.
+EXPECTED, FORGOTTEN, DISMISSED = "console.expected", "console.forgotten", "console.dismissed"
+OWN_PREFIX, _SOURCE = f"{TYPE_PREFIX}console.", "urn:imds-bridge:console"
 MAX_TEXT = 300
 MAX_TAGS = 50  # as many as Azure allows
 # Clocks that show other times are not believed: then the time of arrival counts.
@@ -124,6 +129,25 @@ def read_event(given: Mapping[str, Any], body: bytes, *, now: float) -> Received
     )
 
 
+def own_event(kind: str, data: Mapping[str, Json], *, now: float) -> Received:
+    """Return an event that the console itself writes; a sender of events cannot.
+
+    Args:
+        kind: EXPECTED, FORGOTTEN or DISMISSED.
+        data: of the event.
+        now: seconds since 1970.
+    """
+    event = {
+        "specversion": "1.0",
+        "id": str(uuid4()),
+        "source": _SOURCE,
+        "type": f"{TYPE_PREFIX}{kind}.v1",
+        "time": iso_utc(datetime.fromtimestamp(now, UTC)),
+        "data": data,
+    }
+    return read_event(event, json.dumps(event).encode(), now=now)
+
+
 def hash_text(text: str) -> int:
     """Return a number that fits into a column of integers."""
     return int.from_bytes(sha256(text.encode("utf-8", "replace")).digest()[:8], "big", signed=True)
@@ -132,6 +156,21 @@ def hash_text(text: str) -> int:
 def sighting_of(vm: ReportingVm | None, event_id: str) -> int:
     """Return by what a VM's sighting of a CloudEvent is found: VMs of one scope share the source of its events."""
     return hash_text(f"{vm.scope if vm else ''}\n{event_id}")
+
+
+def vm_id(name: str, resource_id: str) -> int:
+    """Return a VM's key in the store."""
+    return hash_text((resource_id or f"urn:imds-bridge:vm:{name}").lower())
+
+
+def scope_id(scope: str) -> int:
+    """Return the key of a scope, 0 for that of VMs that are not identified."""
+    return hash_text(scope) if scope else 0
+
+
+def place_of(scope: str, folded: str) -> int:
+    """Return by what the VMs that an event names are found: a VM's name is its own within its scope."""
+    return hash_text(f"{scope}\n{folded}")
 
 
 def natural(name: str) -> str:
@@ -146,7 +185,7 @@ def clip(value: Json) -> str:
 
 
 def _event_id(kind: str, data: Mapping[str, Json]) -> str:
-    is_about_event = kind.partition(".")[0] in (SCHEDULED_EVENT, APPROVAL)
+    is_about_event = kind == DISMISSED or kind.partition(".")[0] in (SCHEDULED_EVENT, APPROVAL)
     return clip(data.get("EventId")).strip().lower() if is_about_event else ""
 
 
@@ -162,7 +201,7 @@ def read_vm(given: Json) -> ReportingVm | None:
     group = "/".join(filter(None, (resource_group, scale_set)))
     tags = vm.get("Tags")
     return ReportingVm(
-        id=hash_text((resource_id or f"urn:imds-bridge:vm:{name}").lower()),
+        id=vm_id(name, resource_id),
         name=name,
         scope=f"{subscription}/{group}".strip("/"),
         subscription=subscription,

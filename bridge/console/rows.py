@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from importlib.resources import files
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
 from pydantic import Field
 
-from bridge.console.merge import MaybeTime, ScheduledEvent
+from bridge.console.merge import RECEIPTS, MaybeTime, ScheduledEvent
+from bridge.console.received import scope_id
 from bridge.events.envelope import decode_event
 from bridge.formats.text import format_duration
 from bridge.imds.document import fold_name
@@ -24,13 +26,16 @@ MAX_NAMES = 5000  # among which the nearest one is looked for
 MAX_CHARACTERS = 200
 MAX_VALUES = 20  # of a filter that may stand there more than once
 DUES = ("overdue", "started", "1h", "later", "gone")
+PREPARATIONS = ("unprepared", "failed", "waiting", "prepared")
 UNWATCHED = ("unreachable", "silent", "unknown", "unheard")
 WATCHES = ("watched", *UNWATCHED, "stopped", "gone")
-_RECEIPTS = "'approval.accepted', 'approval.rejected', 'approval.failed'"
-_ENDS = "'scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled'"
 _INDEXED = "kind NOT IN ('bridge.heartbeat', 'document.changed')"  # the condition of the index by kind
-_BY_PLACE = 'ORDER BY "group", scope, zone, location, natural, folded, resource_id'
-_URGENCY = "due = 'gone', due <> 'overdue', due <> 'started', ifnull(starts_at, 0), key"
+_IN_SCOPE = f"zone, location, min(urgency, iif(watch IN {UNWATCHED}, 5, 9)), natural, folded, resource_id"
+_PAGE = files("bridge.console").joinpath("page.sql").read_text("utf-8")
+_BY_PLACE = f'ORDER BY "group", subscription, scope, {_IN_SCOPE}'
+_URGENCY = (
+    "ORDER BY (SELECT urgency FROM current WHERE current.key = event_now.key), ifnull(starts_at, 0), key"
+)
 
 
 class Where(NamedTuple):
@@ -47,12 +52,11 @@ class Where(NamedTuple):
 class EventRow(ScheduledEvent):
     """An event at this moment.
 
-    Of `find_event`, `stay` is the last end before it was announced again; of `mine_first`, `mine` counts the VMs that
-    the filter chooses.
+    `stay` is the last end before it was announced again; of `mine_first`, `mine` counts the VMs of the filter.
     """
 
     starts_at: Annotated[MaybeTime, Field(description="Of a started event, when it started.")] = None
-    due: Annotated[str, Field(description=f"One of {', '.join(DUES)}, ended.")] = ""
+    due: Annotated[str, Field(description=f"One of {', '.join(DUES)}, ended, left: no longer followed.")] = ""
     key: Annotated[str, Field(exclude=True)] = ""
     seen: Annotated[int, Field(description="How many of `resources` are known to have seen it.")] = 0
     seen_by_others: Annotated[int, Field(description="How many others, known within the hour.")] = 0
@@ -60,6 +64,12 @@ class EventRow(ScheduledEvent):
         bool,
         Field(description="The forwarder that saw it first had just started: Azure's notice was longer."),
     ] = False
+    prepared: Annotated[
+        int | None,
+        Field(
+            description="How many of `resources` a program has prepared; null if none has one for this type."
+        ),
+    ] = None
     stay: Annotated[MaybeTime, Field(exclude=True)] = None
     mine: Annotated[int, Field(exclude=True)] = 0
 
@@ -85,14 +95,20 @@ class VmRow:
     event_status: str = ""
     starts_at: MaybeTime = None
     due: str = ""
+    preparation: Annotated[
+        str,
+        Field(description=f"For that event: one of {', '.join(PREPARATIONS)}; blank without programs."),
+    ] = ""
     version: Annotated[str, Field(description="Of imds-bridge.")] = ""
     alive_at: Annotated[MaybeTime, Field(description="The last report.")] = None
     unreachable_since: Annotated[MaybeTime, Field(description="Since when it cannot reach IMDS.")] = None
     waiting: Annotated[int, Field(description="Events that it has not delivered to some sink.")] = 0
     missing: Annotated[int, Field(description="Events that it published and that have not arrived.")] = 0
+    doubled_at: Annotated[MaybeTime, Field(description="When two forwarders of it last ran at once.")] = None
     resource_id: str = ""
-    scope: Annotated[str, Field(exclude=True)] = ""
+    scope: Annotated[int | None, Field(exclude=True)] = None
     folded: Annotated[str, Field(exclude=True)] = ""
+    key: Annotated[str, Field(exclude=True)] = ""
     event: Annotated[str, Field(exclude=True)] = ""
 
     def describe_watch(self, now: float) -> str:
@@ -173,34 +189,46 @@ class Filter:
             *self._place(),
         ]
         if self.status:
-            found.append(Where("lower(?) IN (lower(status), iif(is_open, 'open', ''))", (self.status,)))
+            found.append(Where(f"lower(?) IN (lower(status), lower({OUTCOME}))", (self.status,)))
         if wanted := fold_name(self.vm):
             found.append(Where("(instr(key, ?) = 1 OR instr(names, ?))", (wanted, wanted)))
         if self.tag:
-            condition, values = self.of_named("one.value")
-            found.append(Where(f"EXISTS (SELECT 1 FROM json_each(names) AS one WHERE {condition})", values))  # noqa: S608 - constants
+            condition, values = self.of_named()
+            found.append(Where(f"key IN (SELECT key FROM affected WHERE {condition})", values))  # noqa: S608 - constants
         return _all_of(found)
 
-    def of_named(self, folded: str) -> Where:
-        """Return the filter as a condition on a VM that an event of `event_now` names; `folded` is its column."""
-        tagged = (
-            f"EXISTS (SELECT 1 FROM vm WHERE vm.folded = {folded} AND vm.scope = event_now.scope "  # noqa: S608 - constants
-            "AND instr(vm.tags, ?))"
-        )
-        found = [Where(tagged, (_tag(tag),)) for tag in self.tag]
+    def of_named(self) -> Where:
+        """Return the filter as a condition on `affected`, the VMs that events name."""
+        found = [
+            Where(f"affected.place IN (SELECT place FROM vm WHERE {tagged.condition})", tagged.values)  # noqa: S608 - constants
+            for tagged in self._tagged()
+        ]
         if wanted := fold_name(self.vm):
-            found.append(Where(f"(instr(event_now.key, ?) = 1 OR instr({folded}, ?))", (wanted, wanted)))
+            found.append(Where("(instr(affected.key, ?) = 1 OR instr(affected.folded, ?))", (wanted, wanted)))
         return _all_of(found)
 
     def of_vms(self) -> Where:
-        """Return the filter as a condition on `vm_now`; the status is one of WATCHES, of an event, or a summary."""
-        found = self._place()
+        """Return the filter as a condition on `vm_state` or `vm`.
+
+        The status, of `vm_state` only, is one of WATCHES or PREPARATIONS, of an event, or a summary.
+        """
+        found = []
+        if place := self._place():
+            where = _all_of(place)
+            found.append(Where(f"scope IN (SELECT id FROM scope WHERE {where.condition})", where.values))  # noqa: S608 - constants
         if self.status:
             unwatched = f"iif(watch IN {UNWATCHED}, 'unwatched', '')"
-            found.append(Where(f"lower(?) IN (watch, lower(event), {unwatched})", (self.status,)))
+            words = f"watch, lower(event), preparation, {unwatched}, iif(since IS NULL, '', 'outofwork')"
+            found.append(Where(f"lower(?) IN ({words})", (self.status,)))
         if wanted := fold_name(self.vm):
-            found.append(Where("instr(folded, ?)", (wanted,)))
-        return _all_of([*found, *(Where("instr(tags, ?)", (_tag(tag),)) for tag in self.tag)])
+            found.append(Where(f"(place IN ({_OF_VM}) OR place IN ({_OF_NAMED}))", (wanted, wanted)))
+        return _all_of([*found, *self._tagged()])
+
+    def _tagged(self) -> list[Where]:
+        """Return conditions on the tags of `vm` or `vm_state`; of VMs without any, none is true."""
+        return [
+            Where("tags IN (SELECT id FROM tagged WHERE instr(tags, ?))", (_tag(tag),)) for tag in self.tag
+        ]
 
     def _place(self) -> list[Where]:
         found = self._equal({"subscription": self.subscription})
@@ -229,15 +257,18 @@ def read_filter(query: Sequence[tuple[str, str]]) -> Filter:
 
 EVERY = Filter()
 OF_PLACE = ("vm", "subscription", "group", "tag")  # what chooses VMs
-_CURRENT = Where("is_current", ())
+_CURRENT = Where("key IN (SELECT key FROM current)", ())
+DECIDING = "kind IN ('scheduledevent.updated', 'approval.prepared', 'approval.recovered'), at DESC, n"
+_OF_VM, _OF_NAMED = (f"SELECT place FROM {table} WHERE instr(folded, ?)" for table in ("vm", "named"))  # noqa: S608 - constants
+OUTCOME = "iif(NOT is_open, status, iif(due = 'left', 'Ended', 'Open'))"
 
 
 def open_events(store: sqlite3.Connection, wanted: Filter = EVERY, **part: int) -> list[EventRow]:
     """Return the events that are current, the most urgent first: at most `limit` after the first `offset`."""
-    where, order = _CURRENT & wanted.of_events(), f"ORDER BY {_URGENCY}"
+    where = _CURRENT & wanted.of_events()
     # Who has seen an event is counted only for those that are returned.
-    keys = f"SELECT key FROM event_now WHERE {where.condition} {order} {_part(**part)}"  # noqa: S608 - constants
-    return _events(store, Where(f"key IN ({keys})", where.values), order)
+    keys = f"SELECT key FROM event_now WHERE {where.condition} {_URGENCY} {_part(**part)}"  # noqa: S608 - constants
+    return _events(store, Where(f"key IN ({keys})", where.values), _URGENCY)
 
 
 def ended_events(store: sqlite3.Connection, since: float, wanted: Filter, *, limit: int) -> list[EventRow]:
@@ -253,11 +284,8 @@ def events_since(store: sqlite3.Connection, since: float, wanted: Filter, **part
 
 
 def find_event(store: sqlite3.Connection, event_id: str) -> EventRow | None:
-    """Return one event with its stay, None if it is not known."""
-    last_end = f"SELECT max(at) FROM event WHERE event_id = ? AND event_id <> '' AND kind IN ({_ENDS})"  # noqa: S608 - constants
-    for row in _events(store, Where("key = ?", (event_id.lower(),))):
-        return replace(row, stay=store.execute(last_end, (row.key,)).fetchone()[0])
-    return None
+    """Return one event, None if it is not known."""
+    return next(iter(_events(store, Where("key = ?", (event_id.lower(),)))), None)
 
 
 def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int, int, int]]:
@@ -268,9 +296,9 @@ def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int,
         f"WHERE {where.condition} GROUP BY 1",
         where.values,
     )
-    named = where & wanted.of_named("affected.folded")
+    named = where & wanted.of_named()
     vms = store.execute(
-        "SELECT due, count(DISTINCT affected.scope || char(10) || folded) FROM event_now JOIN affected USING (key) "  # noqa: S608 - constants
+        "SELECT due, count(DISTINCT place) FROM event_now JOIN affected USING (key) "  # noqa: S608 - constants
         f"WHERE {named.condition} GROUP BY 1",
         named.values,
     )
@@ -280,21 +308,21 @@ def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int,
 
 def count_types(store: sqlite3.Connection) -> list[tuple[str, str, int]]:
     """Count the current events by type and status."""
-    query = "SELECT event_type, status, count(*) FROM event_now WHERE is_current GROUP BY 1, 2"
+    query = "SELECT event_type, status, count(*) FROM current CROSS JOIN scheduled USING (key) GROUP BY 1, 2"
     return [*map(tuple, store.execute(query))]
 
 
 def mine_first(store: sqlite3.Connection, events: Iterable[EventRow], wanted: Filter) -> list[EventRow]:
-    """Return events that name the VMs first that a filter chooses by name or tag."""
-    where, found = wanted.of_named("one.value"), []
-    query = (
-        f"SELECT value FROM event_now, json_each(names) AS one WHERE event_now.key = ? AND {where.condition}"  # noqa: S608 - constants
-    )
-    for event in events if wanted.vm or wanted.tag else ():
-        mine = {name for (name,) in store.execute(query, (event.key, *where.values))}
-        names = sorted(event.resources, key=lambda name: fold_name(name) not in mine)
-        found.append(replace(event, resources=tuple(names), mine=len(mine)))
-    return found or list(events)
+    """Return events that name the VMs first that a filter chooses by name or tag; without these, it chooses all."""
+    events, where, found = [*events], wanted.of_named(), []
+    keys = json.dumps([event.key for event in events])
+    query = "SELECT key, folded FROM affected WHERE key IN (SELECT value FROM json_each(?))"
+    mine = {*map(tuple, store.execute(f"{query} AND {where.condition}", (keys, *where.values)))}
+    for event in events:
+        order = {name: (event.key, fold_name(name)) not in mine for name in event.resources}
+        names = tuple(sorted(event.resources, key=order.__getitem__))
+        found.append(replace(event, resources=names, mine=len(order) - sum(order.values())))
+    return found
 
 
 def vms(
@@ -302,17 +330,21 @@ def vms(
 ) -> list[VmRow]:
     """Return VMs, web-9 before web-10, or in another order; all of them, or a `part` as of `open_events`."""
     where = where.of_vms() if isinstance(where, Filter) else where
-    query = f"SELECT {_VM_COLUMNS} FROM vm_now WHERE {where.condition} {order} {_part(**part)}"  # noqa: S608 - constants
-    return [VmRow(*row) for row in store.execute(query, where.values)]
+    if part and order == _BY_PLACE:
+        given = {"columns": _VM_COLUMNS, "where": where.condition, "order": _IN_SCOPE, "offset": 0, **part}
+        found = store.execute(_PAGE.format(**given), where.values * 2)
+    else:
+        query = f"SELECT {_VM_COLUMNS} FROM vm_now WHERE {where.condition} {order} {_part(**part)}"  # noqa: S608 - constants
+        found = store.execute(query, where.values)
+    return [VmRow(*row) for row in found]
 
 
 def vms_of(store: sqlite3.Connection, event: EventRow) -> list[VmRow]:
     """Return the VMs that Azure tells of an event and that have reported: its scale set, else those that it names."""
-    names = json.dumps([fold_name(name) for name in event.resources])
-    of_event = Where("scope = ? AND alive_at IS NOT NULL", (event.scope,))
-    if not event.scale_set:
-        of_event &= Where("folded IN (SELECT value FROM json_each(?))", (names,))
-    return vms(store, of_event)
+    of_event = Where("place IN (SELECT place FROM affected WHERE key = ?)", (event.key,))
+    if event.scale_set:
+        of_event = Where("scope = ?", (scope_id(event.scope),))
+    return vms(store, of_event & Where("id IS NOT NULL AND watch <> 'unheard'", ()))
 
 
 def count_vms(store: sqlite3.Connection, wanted: Filter = EVERY) -> Counter[str]:
@@ -321,28 +353,36 @@ def count_vms(store: sqlite3.Connection, wanted: Filter = EVERY) -> Counter[str]
     Beside them are the sums of what waits on VMs, and of what is missing.
     """
     where, found = wanted.of_vms(), Counter[str]()
-    columns = "watch, event, count(*), sum(waiting), sum(missing)"
-    query = f"SELECT {columns} FROM vm_now WHERE {where.condition} GROUP BY 1, 2"  # noqa: S608 - constants
-    rows = store.execute(query, where.values)
-    for watch, event, count, waiting, missing in rows:
+    columns = "watch, event, preparation, iif(since IS NULL, '', 'outofwork')"
+    query = (
+        f"SELECT {columns}, count(*), sum(waiting), sum(missing) FROM vm_state "  # noqa: S608 - constants
+        f"WHERE {where.condition} GROUP BY 1, 2, 3, 4"
+    )
+    for watch, event, preparation, work, count, waiting, missing in store.execute(query, where.values):
         unwatched = ("unwatched", "unwatched with event" if event else "") if watch in UNWATCHED else ()
-        found.update(dict.fromkeys((watch, event, *unwatched, ""), count), waiting=waiting, missing=missing)
+        states = dict.fromkeys((watch, event, preparation, work, *unwatched, ""), count)
+        found.update(states, to_deliver=waiting, missing=missing)
     return +found  # no zeros
+
+
+def preparations_of(store: sqlite3.Connection, key: str) -> dict[str, tuple[str, str]]:
+    """Return by folded name what the programs of VMs said last about an event: the state, and a detail or ""."""
+    query = "SELECT folded, state, detail FROM preparation WHERE key = ?"
+    return {folded: (state, detail) for folded, state, detail in store.execute(query, (key,))}
 
 
 def groups_of(store: sqlite3.Connection) -> tuple[list[str], list[str]]:
     """Return all groups, also without their scale sets, and the subscriptions if there are two or more."""
-    rows = store.execute('SELECT DISTINCT "group", subscription FROM vm ORDER BY 1, 2').fetchall()
+    rows = store.execute('SELECT DISTINCT "group", subscription FROM scope ORDER BY 1, 2').fetchall()
     subscriptions = sorted({subscription for _, subscription in rows if subscription})
     groups = sorted({name for group, _ in rows for name in (group, group.partition("/")[0]) if name})
     return groups, subscriptions if len(subscriptions) > 1 else []
 
 
 def tags_of(store: sqlite3.Connection) -> list[str]:
-    """Return the tags of VMs, those that most of them have first."""
-    found = Counter[str]()
-    for tags, count in store.execute("SELECT tags, count(*) FROM vm WHERE tags <> '' GROUP BY 1"):
-        found.update(dict.fromkeys(tags.split("\n")[1:-1], count))
+    """Return the tags of VMs, those that stand beside most others first."""
+    rows = store.execute("SELECT tags FROM tagged")
+    found = Counter(tag for (tags,) in rows for tag in tags.split("\n")[1:-1])
     return [tag for tag, _ in found.most_common()]
 
 
@@ -364,12 +404,17 @@ def unknown_values(wanted: Filter, known: Mapping[str, Sequence[str]]) -> list[t
     return found
 
 
-def reports_of(store: sqlite3.Connection, key: str, *, limit: int = 500, offset: int = 0) -> list[ReportRow]:
-    """Return the CloudEvents about an event in the order of their times, with the VMs that saw each."""
+def reports_of(
+    store: sqlite3.Connection, key: str, *, order: str = "at, n", limit: int = 500, offset: int = 0
+) -> list[ReportRow]:
+    """Return the CloudEvents about an event in the order of their times, with the VMs that saw each.
+
+    With the order DECIDING, those that decide its state come first, and the newest: only others are left out.
+    """
+    chosen = "SELECT * FROM event WHERE event_id = ? AND event_id <> ''"
     rows = store.execute(
-        "SELECT event.kind, event.at, event.body, event.sighting, ifnull(vm.name, '') AS vm FROM event "
-        "LEFT JOIN vm ON vm.id = event.vm WHERE event.event_id = ? AND event.event_id <> '' "
-        "ORDER BY event.at, event.n LIMIT ? OFFSET ?",
+        "SELECT kind, at, body, sighting, ifnull(vm.name, '') AS vm "  # noqa: S608 - constants
+        f"FROM ({chosen} ORDER BY {order} LIMIT ? OFFSET ?) AS one LEFT JOIN vm ON vm.id = one.vm ORDER BY at, n",
         (key, limit, offset),
     ).fetchall()
     seen = (
@@ -388,6 +433,12 @@ def reports_of(store: sqlite3.Connection, key: str, *, limit: int = 500, offset:
     ]
 
 
+def count(store: sqlite3.Connection, table: str, where: Where) -> int:
+    """Count the rows of a table or view for which a condition is true."""
+    query = f"SELECT count(*) FROM {table} WHERE {where.condition}"  # noqa: S608 - constants
+    return int(store.execute(query, where.values).fetchone()[0])
+
+
 def bodies_of_event(store: sqlite3.Connection, key: str) -> list[bytes]:
     """Return every CloudEvent about an event as received, in the order of their times."""
     rows = store.execute(
@@ -401,7 +452,7 @@ def count_receipts(store: sqlite3.Connection, since: float, wanted: Filter) -> l
     where = wanted.of_events()
     chosen = f"event_id IN (SELECT key FROM event_now WHERE {where.condition})" if wanted else "1"  # noqa: S608 - constants
     rows = store.execute(
-        f"SELECT kind, reason, count(*) FROM event WHERE kind IN ({_RECEIPTS}) AND at > ? AND {_INDEXED} "  # noqa: S608 - constants
+        f"SELECT kind, reason, count(*) FROM event WHERE kind IN {RECEIPTS} AND at > ? AND {_INDEXED} "  # noqa: S608 - constants
         f"AND {chosen} GROUP BY 1, 2 ORDER BY 1, 3 DESC",
         (since, *where.values),
     )
@@ -415,12 +466,9 @@ def count_prepared(store: sqlite3.Connection, since: float, wanted: Filter) -> t
     """
     where = Where("started_at > ?", (since,)) & wanted.of_events()
     row = store.execute(
-        "WITH prepared AS MATERIALIZED (SELECT event_id AS key, folded, min(event.at) AS at "  # noqa: S608 - constants
-        "FROM event JOIN vm ON vm.id = event.vm "
-        f"WHERE kind = 'approval.prepared' AND {_INDEXED} GROUP BY 1, 2) "
-        "SELECT count(iif(prepared.at <= started_at, 1, NULL)), count(*) FROM (SELECT 1 FROM prepared LIMIT 1) "
-        "CROSS JOIN event_now JOIN affected USING (key) LEFT JOIN prepared USING (key, folded) "
-        f"WHERE {where.condition}",
+        "SELECT count(iif(prepared_at <= started_at, 1, NULL)), count(*) "  # noqa: S608 - constants
+        "FROM (SELECT 1 FROM preparation WHERE prepared_at LIMIT 1) CROSS JOIN event_now "
+        f"JOIN affected USING (key) LEFT JOIN preparation USING (key, folded) WHERE {where.condition}",
         where.values,
     ).fetchone()
     return row[0], row[1]
@@ -449,25 +497,23 @@ def losses_since(
     return [ReportRow(**dict(row)) for row in rows], len(total)
 
 
-def damage_note(store: sqlite3.Connection) -> dict[str, Any] | None:
-    """Return when a damaged store was moved aside and where it is; None if none was."""
-    row = store.execute("SELECT value FROM meta WHERE name = 'damaged'").fetchone()
-    return dict(json.loads(row[0])) if row else None
+def notes(store: sqlite3.Connection) -> dict[str, Any]:
+    """Return what was noted of the whole store, by name.
 
-
-def received_from_to(store: sqlite3.Connection) -> tuple[float | None, float | None]:
-    """Return when the oldest event that is kept was received, and the last one."""
-    first = store.execute("SELECT min(received_at) FROM event").fetchone()[0]
-    last = store.execute("SELECT received_at FROM event ORDER BY n DESC LIMIT 1").fetchone()
-    return first, last[0] if last else None
+    `damaged`: when a damaged store was moved aside and where it is; `first_at` and `last_at`: when the first and the
+    last event was received; `listed` and `listed_at`: how many VMs are expected, and since when; `upgraded_at`: until
+    when an earlier version wrote it; `ahead`: by how many seconds the VMs' clocks are ahead, None if the console's is
+    right.
+    """
+    query = "SELECT name, value FROM meta UNION ALL SELECT 'ahead', json_quote(ahead) FROM clock_now"
+    return {name: json.loads(value) for name, value in store.execute(query)}
 
 
 _RESOURCES, *_BOOLEANS = (
     [one.name for one in fields(EventRow)].index(name) for name in ("resources", "is_open", "seen_late")
 )
 _EVENT_COLUMNS, _VM_COLUMNS = (
-    ", ".join(f'"{one.name}"' for one in fields(model) if one.name not in ("stay", "mine"))
-    for model in (EventRow, VmRow)
+    ", ".join(f'"{one.name}"' for one in fields(model) if one.name != "mine") for model in (EventRow, VmRow)
 )
 
 

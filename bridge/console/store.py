@@ -15,21 +15,25 @@ from queue import Empty, LifoQueue
 from urllib.parse import quote
 
 from bridge.console import tables
-from bridge.console.received import Received
+from bridge.console.received import Received, hash_text, place_of, scope_id
+from bridge.console.runs import run_of
 from bridge.console.tables import Added
 from bridge.errors import StateError
+from bridge.imds.document import fold_name
 from bridge.outbox.sqlite import Damaged, is_damage, log_bytes, transaction
 from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 CHECKED_BYTES = 64 * 1024 * 1024  # a larger file takes too long to check at the start
 _BUSY_SECONDS = 5.0
 _CACHE_KIB = 8192
 _LOG_BYTES = 32 * 1024 * 1024
+MOMENT_SECONDS = 1.0  # a reader may be so much behind the clock, not behind the store
 _MAX_IDLE = 8
 _UNREADABLE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_UPGRADES = {3: ("upgrade",), 2: ("upgrade2", "upgrade")}  # the scripts of each version that is taken over
 _SUFFIXES = ("-wal", "-shm", "")  # the log is moved first: beside a new file, SQLite would read it
 
 
@@ -40,12 +44,13 @@ class Store:
         damage: what a reader has found, None if nothing.
     """
 
-    def __init__(self, path: Path, *, clock: Clock) -> None:
+    def __init__(self, path: Path, *, clock: Clock, away_seconds: float = 1e11) -> None:
         """Open the database, or make it; what is damaged is moved aside.
 
         Args:
             path: of the file.
             clock: decides what is silent, due or overdue.
+            away_seconds: after how long without news VMs and events are put away.
 
         Raises:
             StateError: a newer version wrote it.
@@ -53,6 +58,7 @@ class Store:
         """
         self._path = path
         self._clock = clock
+        self._away_seconds = away_seconds
         self._idle: LifoQueue[sqlite3.Connection] = LifoQueue(_MAX_IDLE)
         self.damage: Exception | None = None
         try:
@@ -63,7 +69,7 @@ class Store:
             self._connection = start_empty(path, error)
 
     def add(self, events: Sequence[Received], *, received_at: float) -> Added:
-        """Commit events and everything that is derived from them, or nothing.
+        """Commit events and everything that is derived from them, or nothing; arguments as of `tables.add`.
 
         Raises:
             sqlite3.Error: the disk does not allow it, or the file is damaged; then the next start begins with an
@@ -93,26 +99,28 @@ class Store:
         """
         connection = self._take()
         try:
-            connection.execute("UPDATE moment SET at = ?", (self._clock.wall(),))
+            connection.execute("BEGIN")
+            _look(connection, self._clock.wall(), self._away_seconds)
             yield connection
         except sqlite3.Error as error:
             if is_broken(error):
                 self.damage = error
             raise
         finally:
-            connection.rollback()
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("COMMIT")
             if self._idle.full():
                 connection.close()
             else:
                 self._idle.put_nowait(connection)
 
     def close(self) -> None:
-        """Close the file, and the connections that nobody has."""
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.close()
+        """Close the connections that nobody has, and the file: the last one puts the log into it."""
         with contextlib.suppress(Empty):
             while True:
                 self._idle.get_nowait().close()
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.close()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -134,12 +142,24 @@ class Store:
             f"file:{quote(os.fsencode(self._path.absolute()), safe='')}?mode=ro",
             uri=True,
             timeout=_BUSY_SECONDS,
+            isolation_level=None,
             check_same_thread=False,
         )
-        connection.executescript(_script("views.sql"))
+        connection.executescript("".join(_scripts("views")))
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         connection.row_factory = sqlite3.Row
         return connection
+
+
+def _look(connection: sqlite3.Connection, now: float, away_seconds: float) -> None:
+    """Make what is current at a moment, unless the store and nearly the moment are those of the last look."""
+    (version,) = connection.execute("PRAGMA data_version").fetchone()
+    at, known = connection.execute("SELECT at, version FROM moment").fetchone()
+    if known != version or not at <= now < at + MOMENT_SECONDS:
+        first, *others = "".join(_scripts("moment")).split(";\n")
+        connection.execute(first, (now, version, away_seconds))
+        for statement in others:
+            connection.execute(statement)
 
 
 def is_broken(error: Exception) -> bool:
@@ -187,9 +207,12 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if version > VERSION:
         raise StateError(f"{path} was written by a newer imds-bridge; install that version")
     if version == 0:
-        _make(connection, tables.SCHEDULED_TABLE + ";" + _script("schema.sql") + _script("indexes.sql"))
-    elif version == VERSION - 1:
-        _make(connection, "".join(map(_script, ("upgrade.sql", "indexes.sql", "upgraded.sql"))))
+        _make(connection, tables.SCHEDULED_TABLE + ";", *_scripts("schema", "derived", "indexes"))
+    elif version in _UPGRADES:
+        for function in (fold_name, hash_text, place_of, run_of, scope_id):
+            connection.create_function(function.__name__, -1, function, deterministic=True)
+        log.info("the store of the version before is upgraded, which takes a minute for a large fleet")
+        _make(connection, *_scripts(*_UPGRADES[version], "derived", "indexes", "upgraded"))
     elif version < VERSION:
         raise Damaged("a version that was never released wrote it")
     if path.stat().st_size < CHECKED_BYTES:
@@ -199,9 +222,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("SELECT count(*) FROM vm").fetchone()
 
 
-def _make(connection: sqlite3.Connection, commands: str) -> None:
-    connection.executescript(f"BEGIN;{commands}PRAGMA user_version = {VERSION};COMMIT;")
+def _make(connection: sqlite3.Connection, *commands: str) -> None:
+    connection.executescript(f"BEGIN;{''.join(commands)}PRAGMA user_version = {VERSION};COMMIT;")
 
 
-def _script(name: str) -> str:
-    return files("bridge.console").joinpath(name).read_text("utf-8")
+def _scripts(*names: str) -> Iterator[str]:
+    return (files("bridge.console").joinpath(f"{name}.sql").read_text("utf-8") for name in names)

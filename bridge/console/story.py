@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bridge.console.merge import PREPARED, resources_of
-from bridge.console.received import natural
+from bridge.console.merge import OUT_OF_WORK, PREPARED, RECOVERED, resources_of
+from bridge.console.received import DISMISSED, natural
 from bridge.console.rows import EventRow, ReportRow, VmRow
-from bridge.formats.text import format_duration, instant_of
+from bridge.formats.text import format_duration, instant_of, join_names
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
 from bridge.runtime.text import sanitize
@@ -28,8 +28,9 @@ _TITLES = {
     "approval.rejected": "Approval rejected",
     "approval.failed": "Approval failed",
     PREPARED: "Prepared",
-    "approval.recovered": "Back at work",
-    "approval.outofwork": "Out of work",
+    RECOVERED: "Back at work",
+    OUT_OF_WORK: "Out of work",
+    DISMISSED: "Dismissed",
 }
 Line = tuple[str | float, ...]  # texts, and times in seconds since 1970
 _SHOWN_CHANGES = ("NotBefore", "Resources", "DurationInSeconds", "Description", "EventStatus", "EventType")
@@ -54,48 +55,29 @@ class Witness:
 
     Attributes:
         name: the VM's.
-        place: its group and zone, "" while it has never reported.
+        vm: what is known of it, None while it has never reported.
         is_affected: whether the event names it.
         first_at: when it saw the event first, None if it did not.
         saw: what it saw, and how much later than the first VM that saw the same.
+        preparation: what its program has done, "" without one.
+        is_prepared: whether an approval releases a VM that is prepared.
     """
 
     name: str
-    place: str
+    vm: VmRow | None
     is_affected: bool
     first_at: float | None
     saw: str
+    preparation: str = ""
+    is_prepared: bool = True
 
 
 def story(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow], now: float) -> list[Step]:
     """Return what happened to an event, in the order of time, and what it waits for."""
     steps = [step for report in reports if (step := _step(report))]
-    if event.is_open and (text := _preparation(event, reports)):
-        steps.append(Step(css="waiting", at=0.0, title=text, seen_by="", lines=()))
     if event.is_open:
         steps.append(Step(css="waiting", at=0.0, title=_waiting(event, vms, now), seen_by="", lines=()))
     return steps
-
-
-def _preparation(event: EventRow, reports: Sequence[ReportRow]) -> str:
-    """Say which VMs of an event are prepared, which have failed, and which have not reported; "" if none has."""
-    last = {
-        fold_name(report.vm): report.kind
-        for report in sorted(reports, key=lambda report: report.at)
-        if report.kind == PREPARED or (report.kind == "approval.rejected" and _is_by_rule(report.data))
-    }
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name in event.resources:
-        kind = last.get(fold_name(name), "")
-        how = "failed" if kind else "running, or waiting for its turn"
-        groups["prepared" if kind == PREPARED else how].append(sanitize(name, 64))
-    shown = [f"{how}: {', '.join(names[:10])}" for how, names in sorted(groups.items())]
-    return "; ".join(shown).capitalize() if last else ""
-
-
-def _is_by_rule(data: Mapping[str, Json]) -> bool:
-    command = data.get("Command")
-    return isinstance(command, dict) and str(command.get("Id", "")).startswith("auto:")
 
 
 def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:
@@ -103,6 +85,8 @@ def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:
         return f"Overdue: NotBefore was {format_duration(now - (event.not_before or now))} ago, no start reported"
     if event.due == "gone":
         return "The VM is probably gone: nothing was heard of it since, and nobody reported the end"
+    if event.due == "left":
+        return "No longer followed: dismissed, too old, or its VMs are gone or forgotten; what is new brings it back"
     if event.due != "started":
         return "Waiting for NotBefore, or an approval"
     since = f"Started {format_duration(now - (event.starts_at or now))} ago, no end reported"
@@ -114,7 +98,12 @@ def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:
     return f"{since}, {which} {unwatched[0].watch}"
 
 
-def witnesses(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow]) -> list[Witness]:
+def witnesses(
+    event: EventRow,
+    reports: Sequence[ReportRow],
+    vms: Sequence[VmRow],
+    prepared: Mapping[str, tuple[str, str]],
+) -> list[Witness]:
     """Return every VM that Azure tells or that saw the event: the affected ones first, of them those of the filter.
 
     Of each of them, those that did not see it come first.
@@ -123,6 +112,7 @@ def witnesses(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow
         event: the event.
         reports: of it.
         vms: that Azure tells.
+        prepared: by folded name what the programs said last, as of `preparations_of`.
     """
     told = {vm.folded: vm for vm in vms}
     affected = {fold_name(name): name for name in event.resources}
@@ -143,13 +133,22 @@ def witnesses(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow
     return [
         Witness(
             name=sanitize(names[key], 64),
-            place=_describe_place(told.get(key)),
+            vm=told.get(key),
             is_affected=key in affected,
             first_at=first.get(key),
             saw=", ".join(saw[key]),
+            preparation=_preparation(event, *prepared.get(key, ("", ""))) if key in affected else "",
+            is_prepared=event.prepared is None or prepared.get(key, ("",))[0] == "prepared",
         )
         for key in ordered
     ]
+
+
+def _preparation(event: EventRow, state: str, detail: str) -> str:
+    if state or event.prepared is None:
+        words = {"failed": "not prepared", "recovered": "back at work"}
+        return ": ".join(filter(None, (words.get(state, state), sanitize(detail))))
+    return "not prepared yet" if event.status == "Scheduled" and event.is_open else "not prepared"
 
 
 def notice_text(event: EventRow) -> str:
@@ -174,21 +173,17 @@ def impact_text(duration_seconds: int | None) -> str:
     return format_duration(duration_seconds) if duration_seconds else "none"
 
 
-def _describe_place(vm: VmRow | None) -> str:
-    if vm is None:
-        return ""
-    zone = f", zone {sanitize(vm.zone, 20)}" if vm.zone else ""
-    return f"{sanitize(vm.group, 64) or 'no group'}{zone}"
-
-
 def _step(report: ReportRow) -> Step | None:
     kind = report.kind.removeprefix("scheduledevent.")
     title = _TITLES.get(kind)
     if title is None:
         return None
     data = report.data
+    if kind == DISMISSED:
+        who, why = sanitize(data.get("By"), 200), sanitize(data.get("Reason"))
+        return Step(css=kind, at=report.at, title=title, seen_by=f"by {who}", lines=((why,),))
     is_receipt = kind.startswith("approval.")
-    if kind in (PREPARED, "approval.recovered"):
+    if kind in (PREPARED, RECOVERED):
         took = data.get("DurationSeconds")
         texts = [f"The program took {format_duration(took)}"] if isinstance(took, int | float) else []
     else:
@@ -240,16 +235,20 @@ def _receipt_lines(data: Mapping[str, Json]) -> list[str]:
         why = sanitize(given.get("Reason"))
         lines.append(f"Requested by {who}" + (f": {why}" if why else ""))
     if released := resources_of(data):
-        lines.append(f"Releases {', '.join(sanitize(name, 64) for name in released[:10])}")
+        lines.append(f"Releases {_names(released)}")
     if data.get("DryRun") is True:
         lines.append("Only a trial: the listener runs with --dry-run")
     return lines
 
 
+def _names(values: Iterable[Json]) -> str:
+    return join_names([sanitize(one, 64) for one in values], max_length=2000, max_names=20)
+
+
 def _value(name: str, value: Json) -> str | float:
     """Return a property's value as a text, or a time in seconds since 1970."""
     if isinstance(value, list):
-        return ", ".join(sanitize(one, 64) for one in value[:20]) or "none"
+        return _names(value) if value else "none"
     if name == "NotBefore" and (instant := instant_of(value)):
         return instant.timestamp()
     if name == "DurationInSeconds":

@@ -8,28 +8,28 @@ import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
-from bridge.console.merge import Report, ScheduledEvent, merge
-from bridge.console.received import (
-    EXPECTED,
-    MAX_SEQUENCE,
-    Received,
-    ReportingVm,
-    clip,
-    natural,
-    read_vm,
-    sighting_of,
-)
+from bridge.console import merge, received, runs
+from bridge.console.merge import Report, ScheduledEvent
+from bridge.console.received import Received, ReportingVm
+from bridge.events.envelope import decode_event
+from bridge.formats.text import format_duration
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
 from bridge.runtime.time import parse_iso
 
-MAX_CHANGES = 200  # of one EventId that are merged: the newest
+MAX_CHANGES = 200  # of one EventId that are merged
 MAX_LISTED = 1000  # ids of one document
 PRUNED_EVENTS = 2000  # at a time
+ABSORBED_EVENTS = 500  # at a time
 
 COLUMNS = ", ".join(f'"{field.name}"' for field in fields(ScheduledEvent))
-SCHEDULED_TABLE = f"CREATE TABLE scheduled (key TEXT PRIMARY KEY, names TEXT, {COLUMNS}) WITHOUT ROWID"
+SCHEDULED_TABLE = f"""
+CREATE TABLE scheduled (key TEXT PRIMARY KEY, names TEXT, received_at DEFAULT 0, dismissed_at DEFAULT -1, {COLUMNS})
+WITHOUT ROWID"""
+_NOTED = (received.HEARTBEAT, received.DOCUMENT)  # of these no row is kept
+_PREPARATIONS = {merge.PREPARED: "prepared", merge.RECOVERED: "recovered"}
 _LAST = (math.inf, b"")
 # Of copies with the same source and id, the one of the VM that saw it first is kept.
 _ADD_EVENT = """
@@ -41,18 +41,13 @@ WHERE (excluded.at, excluded.body) < (at, body) AND (excluded.kind, excluded.eve
 _ADD_SIGHTING = """
 INSERT INTO sighting VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at WHERE excluded.at < at
 """
-_ADD_REPORTER = """
-INSERT INTO reporter VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
-    first = min(first, excluded.first), last = max(last, excluded.last), received = received + excluded.received,
-    received_at = excluded.received_at, at = max(at, excluded.at)
-"""
 _ADD_VM = """
-INSERT INTO vm (id, name, folded, natural, scope, subscription, "group", scale_set, zone, location, resource_id, tags,
-    alive_at, received_at)
+INSERT INTO vm (id, place, scope, tags, name, folded, natural, zone, location, resource_id, alive_at, received_at,
+    clock, expected)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
-    name = excluded.name, scope = excluded.scope, "group" = excluded."group", scale_set = excluded.scale_set,
-    zone = excluded.zone, location = excluded.location, tags = excluded.tags,
-    alive_at = excluded.alive_at, received_at = excluded.received_at
+    place = excluded.place, scope = excluded.scope, tags = excluded.tags, name = excluded.name, zone = excluded.zone,
+    location = excluded.location, alive_at = excluded.alive_at, received_at = excluded.received_at,
+    clock = excluded.clock
 WHERE excluded.alive_at > alive_at
 """
 _ADD_HEARTBEAT = """
@@ -62,19 +57,34 @@ _ADD_IMDS = """
 UPDATE vm SET imds_at = ?2, unreachable_since = ?3
 WHERE id = ?1 AND (imds_at < ?2 OR (imds_at = ?2 AND ?3 IS NOT NULL))
 """
+_ADD_PREPARATION = """
+INSERT INTO preparation VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    at = max(at, excluded.at), state = iif((excluded.at, excluded.state) > (at, state), excluded.state, state),
+    detail = iif((excluded.at, excluded.state) > (at, state), excluded.detail, detail),
+    prepared_at = min(ifnull(prepared_at, excluded.prepared_at), ifnull(excluded.prepared_at, prepared_at))
+"""
+_ADD_WORK = """
+INSERT INTO work VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at, since = excluded.since
+WHERE excluded.at > at OR (excluded.at = at AND excluded.since IS NULL)
+"""
+_CHANGED = ", ".join(f'"{field.name}" = excluded."{field.name}"' for field in fields(ScheduledEvent))
 _MARKS = ", ".join("?" * (len(fields(ScheduledEvent)) + 2))
-_ADD_SCHEDULED = f"INSERT OR REPLACE INTO scheduled (key, names, {COLUMNS}) VALUES ({_MARKS})"  # noqa: S608 - constants
+_ADD_SCHEDULED = f"""
+INSERT INTO scheduled (key, names, {COLUMNS}) VALUES ({_MARKS}) ON CONFLICT DO UPDATE SET
+    names = excluded.names, {_CHANGED}
+"""  # noqa: S608 - constants
 _ADD_AFFECTED = """
-INSERT INTO affected SELECT ?1, ?2, ?3, ?4, is_open, (SELECT over_at FROM deletion WHERE deletion.key = ?1)
-FROM scheduled WHERE key = ?1
+INSERT INTO affected VALUES (?1, ?2, ?3, ?4, (SELECT over_at FROM deletion WHERE deletion.key = ?1))
 """
-# The newest changes, and the last receipt.
-_REPORTS = """
+# What decides: the first report, the newest ones, those of starts and ends before changes, and the last receipt.
+_REPORTS = f"""
 SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id <> ''
-    AND kind LIKE 'scheduledevent.%' ORDER BY at DESC, key LIMIT ?2)
+    AND kind LIKE 'scheduledevent.%' ORDER BY at, key LIMIT 1)
 UNION ALL SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id <> ''
-    AND kind IN ('approval.accepted', 'approval.rejected', 'approval.failed') ORDER BY at DESC, key LIMIT 1)
-"""
+    AND kind LIKE 'scheduledevent.%' ORDER BY kind = 'scheduledevent.updated', at DESC, key LIMIT ?2)
+UNION ALL SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id <> ''
+    AND kind IN {merge.RECEIPTS} ORDER BY at DESC, key LIMIT 1)
+"""  # noqa: S608 - constants
 # What was reported about an EventId stays as long as its last change, or what is still to come, is not too old.
 _TOO_OLD = """
 SELECT n, sighting, event_id FROM event WHERE received_at < ?1 AND NOT EXISTS (
@@ -86,9 +96,21 @@ _DELETE_SCHEDULED = """
 DELETE FROM scheduled WHERE key = ?1 AND NOT EXISTS (
     SELECT 1 FROM event WHERE event.event_id = ?1 AND event.event_id <> '')
 """
-_DELETE_AFFECTED = (
-    "DELETE FROM affected WHERE key = ?1 AND NOT EXISTS (SELECT 1 FROM scheduled WHERE key = ?1)"
+_OLD_VMS = """
+SELECT id FROM vm WHERE expected <> 1 AND received_at < ?1 AND (
+    (left_at = 9e99 AND alive_at < ?1 AND alive_at > 0) OR left_at < ?1) LIMIT ?2
+"""
+_OLD_EVENTS = "SELECT n, kind, at, body FROM event WHERE n > ? AND n <= ? ORDER BY n LIMIT ?"
+_HEAR_OF, _DISMISS = (
+    f"UPDATE scheduled SET {column} = max({column}, ?2), last_change_at = ifnull(("  # noqa: S608 - constants
+    "SELECT max(at) FROM event WHERE event_id = ?1 AND event_id <> ''), last_change_at) WHERE key = ?1"
+    for column in ("received_at", "dismissed_at")
 )
+_PUT_AWAY = "UPDATE vm SET put_away_at = ?2 WHERE id = ?1 AND put_away_at < ?2"
+_LEAVE = """
+UPDATE vm SET left_at = (SELECT at FROM leaving WHERE leaving.id = vm.id) WHERE expected = 1 AND left_at < 9e99
+"""
+_ADD_META = "INSERT INTO meta VALUES (?1, ?2) ON CONFLICT DO UPDATE SET value = ?2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,41 +132,121 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
     """
     changes, many = connection.total_changes, connection.executemany
     for event in events:
-        if event.kind == EXPECTED:
-            connection.execute("DELETE FROM vm WHERE alive_at = 0")
-            many(_ADD_VM, [_vm_row(vm, 0.0, math.inf) for vm in map(read_vm, event.data["Vms"]) if vm])
-    events = [event for event in events if event.kind != EXPECTED]
-    known = _known(connection, events)
-    new = {event.key: event for event in events if event.key not in known}.values()
-    many(_ADD_EVENT, [_event_row(event, received_at) for event in events])
-    many(_ADD_VM, list(_vm_rows(events, received_at)))
-    many(_ADD_SIGHTING, list(_sightings(events)))
-    many(_ADD_REPORTER, list(_reporters(new, received_at)))
-    many(_ADD_HEARTBEAT, list(_heartbeats(new)))
-    many(_ADD_IMDS, list(_imds_states(new)))
-    changed = {event.event_id for event in events if _order(event) < known.get(event.key, _LAST)} - {""}
-    decoded = {event.body: event.data for event in events}
-    for key in changed:
+        if event.kind == received.EXPECTED:
+            _expect(connection, event)
+    events = [event for event in events if event.kind != received.EXPECTED]
+    noted = [event for event in events if event.kind in _NOTED]
+    kept = [event for event in events if event.kind not in _NOTED]
+    known = _known(connection, kept)
+    many(_ADD_EVENT, [_event_row(event, received_at) for event in kept])
+    _add_vms(connection, events, received_at)
+    numbered = {id(event) for event in runs.note(connection, events)}
+    new = [*{event.key: event for event in kept if event.key not in known}.values()]
+    new += [event for event in noted if id(event) in numbered or event.reporter[2] is None]
+    runs.note_starts(connection, [event for event in new if event.kind == received.HEARTBEAT])
+    many(_ADD_SIGHTING, [*_sightings(kept), *_sightings(event for event in new if event.kind in _NOTED)])
+    many(_ADD_HEARTBEAT, [*_heartbeats(new)])
+    many(_ADD_IMDS, [*_imds_states(new)])
+    many(_ADD_PREPARATION, [*_preparations(new)])
+    types = {received.clip(one.data.get("EventType")) for one in new if one.kind == merge.PREPARED}
+    many("INSERT OR IGNORE INTO program VALUES (?)", [(one,) for one in types])
+    many(_ADD_WORK, [*_work(new)])
+    many(_PUT_AWAY, [(one.vm.id, received_at) for one in new if one.kind == received.FORGOTTEN and one.vm])
+    changed = [event for event in kept if event.event_id and _order(event) < known.get(event.key, _LAST)]
+    decoded = {event.body: event.data for event in kept}
+    for key in {
+        event.event_id for event in changed if event.kind in merge.CHANGES or event.kind in merge.RECEIPTS
+    }:
         _write_scheduled(connection, key, decoded)
+    fresh = {id(event) for event in new}
+    for event in changed:
+        given = event.event_id, received_at if id(event) in fresh else 0.0
+        connection.execute(_DISMISS if event.kind == received.DISMISSED else _HEAR_OF, given)
     is_change = connection.total_changes > changes
+    for name, most in (("first_at", min), ("last_at", max)) if new else ():
+        set_meta(connection, name, most(received_at, get_meta(connection, name) or received_at))
     return Added(new=len(new), repeated=len(events) - len(new), is_change=is_change)
 
 
 def prune(connection: sqlite3.Connection, before: float) -> int:
-    """Delete some of what was received before a time; return how many events.
+    """Delete some of what was received before a time; return how many events and VMs, 0 once nothing is left.
 
     Args:
         connection: in a transaction.
         before: seconds since 1970.
     """
-    rows = connection.execute(_TOO_OLD, (before, PRUNED_EVENTS)).fetchall()
-    connection.executemany("DELETE FROM event WHERE n = ?", [row[:1] for row in rows])
-    connection.executemany("DELETE FROM sighting WHERE id = ?", [row[1:2] for row in rows])
-    for delete in (_DELETE_SCHEDULED, _DELETE_AFFECTED):
-        connection.executemany(delete, {row[2:] for row in rows})
-    connection.execute("DELETE FROM vm WHERE received_at < ?", (before,))
-    connection.execute("DELETE FROM reporter WHERE received_at < ?", (before,))
+    found = connection.execute(_TOO_OLD, (before, PRUNED_EVENTS)).fetchall()
+    connection.executemany("DELETE FROM event WHERE n = ?", [row[:1] for row in found])
+    connection.executemany("DELETE FROM sighting WHERE id = ?", [row[1:2] for row in found])
+    connection.executemany(_DELETE_SCHEDULED, {row[2:] for row in found})
+    vms = connection.execute(_OLD_VMS, (before, PRUNED_EVENTS)).fetchall()
+    connection.executemany("DELETE FROM vm WHERE id = ?", vms)
+    connection.execute("DELETE FROM run WHERE missing > 0 AND at < ?", (before,))
+    if vms:
+        connection.execute("DELETE FROM tagged WHERE id NOT IN (SELECT tags FROM vm)")
+    return len(found) + len(vms) + _absorb(connection)
+
+
+def _absorb(connection: sqlite3.Connection) -> int:
+    """Take what is needed out of some heartbeats and documents of the version before, and delete them.
+
+    Returns:
+        How many events were looked at, 0 once there are none.
+    """
+    until = get_meta(connection, "old_until")
+    if until is None:
+        return 0
+    rows = connection.execute(
+        _OLD_EVENTS, (get_meta(connection, "old_from") or 0, until, ABSORBED_EVENTS)
+    ).fetchall()
+    events = []
+    for _, kind, at, body in rows:
+        if kind in _NOTED:
+            with contextlib.suppress(ValueError, LookupError, TypeError):  # a row that the disk has changed
+                events.append(received.read_event(decode_event(body), body, now=at))
+    runs.note_starts(connection, [event for event in events if event.kind == received.HEARTBEAT])
+    connection.executemany(_ADD_SIGHTING, [*_sightings(events)])
+    connection.executemany("DELETE FROM event WHERE n = ?", [row[:1] for row in rows if row[1] in _NOTED])
+    if rows:
+        set_meta(connection, "old_from", rows[-1][0])
+    else:
+        connection.execute("DELETE FROM meta WHERE name IN ('old_from', 'old_until')")
     return len(rows)
+
+
+def get_meta(connection: sqlite3.Connection, name: str) -> Any:
+    """Return a value that was noted, None if it was not."""
+    row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return json.loads(row[0]) if row else None
+
+
+def set_meta(connection: sqlite3.Connection, name: str, value: Json) -> None:
+    """Note a value under a name."""
+    connection.execute(_ADD_META, (name, json.dumps(value)))
+
+
+def _expect(connection: sqlite3.Connection, event: Received) -> None:
+    """Replace the list of expected VMs by one that is newer.
+
+    The next lists name nearly the same VMs: only those that join or leave cost anything.
+    """
+    if event.at < (get_meta(connection, "listed_at") or 0):
+        return
+    given = {received.vm_id(vm["Name"], vm["ResourceId"]): vm for vm in event.data["Vms"]}
+    set_meta(connection, "listed_at", event.at)
+    set_meta(connection, "listed", len(given))
+    connection.execute("DELETE FROM vm WHERE left_at = 9e99 AND alive_at = 0")
+    connection.execute("CREATE TEMP TABLE listed (id INTEGER PRIMARY KEY)")
+    connection.executemany("INSERT INTO listed VALUES (?)", ((one,) for one in given))
+    connection.execute("UPDATE vm SET expected = -1 WHERE expected = 1 AND id NOT IN (SELECT id FROM listed)")
+    joined = connection.execute(
+        "SELECT id FROM listed WHERE id NOT IN (SELECT id FROM vm WHERE expected = 1)"
+    ).fetchall()
+    connection.execute("DROP TABLE listed")
+    vms = [vm for (one,) in joined if (vm := received.read_vm(given[one]))]
+    _write_vms(connection, [(vm, 0.0, math.inf, 0.0, 1) for vm in vms])
+    connection.executemany("UPDATE vm SET expected = 1 WHERE id = ?", joined)
+    connection.execute(_LEAVE)
 
 
 def _order(event: Received) -> tuple[float, bytes]:
@@ -162,7 +264,7 @@ def _write_scheduled(
     connection: sqlite3.Connection, key: str, decoded: Mapping[bytes, Mapping[str, Json]]
 ) -> None:
     """Merge what was reported about an EventId; `decoded` has the data of some bodies."""
-    merged = merge(_reports(connection.execute(_REPORTS, (key, MAX_CHANGES)), decoded))
+    merged = merge.merge(_reports(connection.execute(_REPORTS, (key, MAX_CHANGES)), decoded))
     connection.execute("DELETE FROM affected WHERE key = ?", (key,))
     if merged is None:
         return
@@ -170,7 +272,9 @@ def _write_scheduled(
     values = (getattr(merged, field.name) for field in fields(merged))
     row = (json.dumps(value) if isinstance(value, tuple) else value for value in values)
     connection.execute(_ADD_SCHEDULED, (key, json.dumps([*names], ensure_ascii=False), *row))
-    affected = [(key, merged.scope, folded, name) for folded, name in names.items()]
+    affected = [
+        (key, folded, name, received.place_of(merged.scope, folded)) for folded, name in names.items()
+    ]
     connection.executemany(_ADD_AFFECTED, affected)
 
 
@@ -185,10 +289,8 @@ def _reports(
 
 def _event_row(event: Received, received_at: float) -> tuple[object, ...]:
     vm = event.vm.id if event.vm else None
-    is_read = event.kind != "bridge.heartbeat" or _is_of_forwarder(event)
-    reason = clip(event.data.get("Reason")) if is_read else ""
-    place = (event.key, event.sighting, event.kind, event.event_id, reason)
-    return (*place, vm, event.at, received_at, event.body)
+    place = event.key, event.sighting, event.kind, event.event_id, received.clip(event.data.get("Reason"))
+    return *place, vm, event.at, received_at, event.body
 
 
 def _is_of_forwarder(event: Received) -> bool:
@@ -196,16 +298,36 @@ def _is_of_forwarder(event: Received) -> bool:
     return event.reporter[0].endswith("/forward") or event.kind.startswith("scheduledevent.")
 
 
-def _vm_rows(events: Iterable[Received], received_at: float) -> Iterator[tuple[object, ...]]:
+def _add_vms(connection: sqlite3.Connection, events: Iterable[Received], received_at: float) -> None:
+    """Write what the newest event of each VM says about it."""
+    newest: dict[int, tuple[ReportingVm, float, float]] = {}
     for event in events:
-        if (vm := event.vm) and _is_of_forwarder(event):
-            yield _vm_row(vm, event.at, received_at)
+        if (vm := event.vm) and _is_of_forwarder(event) and event.at > newest.get(vm.id, (vm, -1.0))[1]:
+            newest[vm.id] = vm, event.at, event.at - event.late_by
+    rows = [(vm, at, received_at, given_at - received_at, 0) for vm, at, given_at in newest.values()]
+    _write_vms(connection, rows)
 
 
-def _vm_row(vm: ReportingVm, *alive_and_received_at: float) -> tuple[object, ...]:
-    names = (vm.name, fold_name(vm.name), natural(vm.name))
-    place = (vm.scope, vm.subscription, vm.group, vm.scale_set, vm.zone, vm.location)
-    return vm.id, *names, *place, vm.resource_id, vm.tags, *alive_and_received_at
+def _write_vms(
+    connection: sqlite3.Connection, rows: Sequence[tuple[ReportingVm, float, float, float, int]]
+) -> None:
+    """Write VMs, each with when it was alive, when that was received, its clock, and whether it is expected."""
+    scopes = {vm.scope: (vm.scope, vm.subscription, vm.group, vm.scale_set) for vm, *_ in rows}
+    connection.executemany(
+        "INSERT OR IGNORE INTO scope VALUES (?, ?, ?, ?, ?)",
+        [(received.scope_id(one), *row) for one, row in scopes.items()],
+    )
+    tags = {vm.tags for vm, *_ in rows}
+    connection.executemany(
+        "INSERT OR IGNORE INTO tagged VALUES (?, ?)", [(received.hash_text(one), one) for one in tags]
+    )
+    connection.executemany(_ADD_VM, [_vm_row(vm, *more) for vm, *more in rows])
+
+
+def _vm_row(vm: ReportingVm, *more: float) -> tuple[object, ...]:
+    folded = fold_name(vm.name)
+    ids = vm.id, received.place_of(vm.scope, folded), received.scope_id(vm.scope), received.hash_text(vm.tags)
+    return *ids, vm.name, folded, received.natural(vm.name), vm.zone, vm.location, vm.resource_id, *more
 
 
 def _sightings(events: Iterable[Received]) -> Iterator[tuple[int, int, float]]:
@@ -214,36 +336,20 @@ def _sightings(events: Iterable[Received]) -> Iterator[tuple[int, int, float]]:
             continue
         if event.kind.startswith("scheduledevent."):
             yield event.sighting, event.vm.id, event.at
-        lists = event.kind in ("document.changed", "bridge.heartbeat")
-        listed = event.data.get("CloudEventIds") if lists else None
+        listed = event.data.get("CloudEventIds") if event.kind in _NOTED else None
         for one in listed[:MAX_LISTED] if isinstance(listed, list) else ():
             if isinstance(one, str):
-                yield sighting_of(event.vm, one), event.vm.id, event.at
-
-
-def _reporters(events: Iterable[Received], received_at: float) -> Iterator[tuple[object, ...]]:
-    """Yield each number, and the last one of the run before, which the first heartbeat of a run names.
-
-    The time is when the run was last there: that of a run before is the start of the next one.
-    """
-    for event in events:
-        name, epoch, number = event.reporter
-        if not event.vm or not name or number is None:
-            continue
-        yield name, epoch, event.vm.id, number, number, 1, received_at, event.at
-        before, last = event.data.get("PreviousEpoch"), event.data.get("PreviousLastReporterSeq")
-        if isinstance(before, str) and isinstance(last, int) and 0 < last < MAX_SEQUENCE:
-            yield name, clip(before), event.vm.id, last + 1, last, 0, received_at, event.at
+                yield received.sighting_of(event.vm, one), event.vm.id, event.at
 
 
 def _heartbeats(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
     for event in events:
-        if event.kind == "bridge.heartbeat" and event.vm and _is_of_forwarder(event):
+        if event.kind == received.HEARTBEAT and event.vm and _is_of_forwarder(event):
             waiting = event.data.get("Backlog")
             counts = waiting.values() if isinstance(waiting, dict) else ()
             backlog = sum(count for count in counts if isinstance(count, int) and abs(count) < 2**31)
             stopped = event.data.get("Reason") == "Stopping"
-            yield event.vm.id, event.at, stopped, clip(event.data.get("Version")), backlog
+            yield event.vm.id, event.at, stopped, received.clip(event.data.get("Version")), backlog
 
 
 def _imds_states(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
@@ -255,8 +361,34 @@ def _imds_states(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
         if event.vm is None:
             continue
         if event.kind == "imds.unreachable":
-            since = parse_iso(event.data.get("Since"))
-            at = min(event.at, since.timestamp() + event.late_by) if since else event.at
-            yield event.vm.id, at, at
-        elif event.kind in ("imds.recovered", "document.changed"):
+            since = _since(event)
+            yield event.vm.id, since, since
+        elif event.kind in ("imds.recovered", received.DOCUMENT):
             yield event.vm.id, event.at, None
+
+
+def _since(event: Received) -> float:
+    """Return since when what an event says is so, by a clock that is corrected as its time is."""
+    since = parse_iso(event.data.get("Since"))
+    return min(event.at, since.timestamp() + event.late_by) if since else event.at
+
+
+def _preparations(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
+    """Yield what the programs of VMs have done for an event."""
+    for event in events:
+        state = _PREPARATIONS.get(event.kind, "")
+        if event.kind == merge.REJECTED and merge.is_by_rule(event.data):
+            state = "failed"
+        if state and event.vm and event.event_id:
+            took = event.data.get("DurationSeconds")
+            detail = received.clip(event.data.get("Detail") or event.data.get("Reason"))
+            if state != "failed":
+                detail = format_duration(min(took, 1e9)) if isinstance(took, int | float) else ""
+            at = event.at if state == "prepared" else None
+            yield event.event_id, fold_name(event.vm.name), event.at, state, detail, at
+
+
+def _work(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
+    for event in events:
+        if event.vm and event.kind in (merge.OUT_OF_WORK, merge.RECOVERED):
+            yield event.vm.id, event.at, _since(event) if event.kind == merge.OUT_OF_WORK else None

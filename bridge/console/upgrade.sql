@@ -1,11 +1,18 @@
--- From version 2: a run has the time at which it was last there; what is looked for at each VM is with its events.
-ALTER TABLE reporter ADD COLUMN at REAL NOT NULL DEFAULT 0;
-UPDATE reporter SET at = received_at;
-ALTER TABLE affected ADD COLUMN event_open INTEGER NOT NULL DEFAULT 1;
-ALTER TABLE affected ADD COLUMN over_at REAL;
-ALTER TABLE vm ADD COLUMN left_at REAL NOT NULL DEFAULT 9e99;
-DROP INDEX IF EXISTS reporter_gaps;
-DROP INDEX IF EXISTS vm_by_scope;
-DROP INDEX IF EXISTS affected_by_vm;
-DROP INDEX IF EXISTS scheduled_open;
+-- From version 3: what is derived is made again. What the store holds of events stays where it is; heartbeats and documents
+-- are read and deleted while the console runs.
+DROP VIEW IF EXISTS leaving;
 DROP VIEW IF EXISTS deletion;
+DROP TRIGGER IF EXISTS vm_is_new;
+DROP TRIGGER IF EXISTS vm_is_back;
+DROP TRIGGER IF EXISTS vm_is_named;
+DROP TRIGGER IF EXISTS vm_is_not_named;
+DROP INDEX IF EXISTS event_of_start;
+DROP INDEX IF EXISTS scheduled_open;
+DROP INDEX IF EXISTS scheduled_current;
+DROP TABLE affected;
+ALTER TABLE scheduled ADD COLUMN received_at DEFAULT 0;
+ALTER TABLE scheduled ADD COLUMN dismissed_at DEFAULT -1;
+ALTER TABLE vm RENAME TO old_vm;
+DROP INDEX vm_by_name;
+DROP INDEX vm_by_scope;
+DROP INDEX IF EXISTS vm_by_leaving;

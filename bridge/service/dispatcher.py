@@ -266,7 +266,7 @@ class Dispatcher:
         # They would keep the events in memory.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         now, count = self.outbox.now(), len(taken.events)
-        if must_reload := isinstance(error, Misconfigured):
+        if isinstance(error, Misconfigured):
             self._reload_at = min(self._reload_at, max(now.steady, began_at + RELOAD_SECONDS))
         pace, share = self._pace(is_failing=True), random.random()  # noqa: S311 - it spreads load
         failure = Failure(error=error, began_at=began_at, at=now.steady, share=share)

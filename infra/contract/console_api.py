@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from bridge.console.api import BASE, MAX_PAGE, MODELS, Error, EventDetails, EventList, VmList
 from bridge.console.expected import VMS, ExpectedVm
+from bridge.console.forget import ORDER, PutAway
 from bridge.console.history import PERIODS, History
 from bridge.console.rows import DUES, MAX_CHARACTERS, MAX_VALUES, OF_PLACE, Filter
 
@@ -28,7 +29,7 @@ _ERRORS = {
     "503": "The store cannot be read, or there are too many requests",
 }
 _OF_BODY = {
-    "400": "Not such a list",
+    "400": "It is not such a body",
     "408": "The body did not arrive in time",
     "413": "The body is too large",
 }
@@ -38,13 +39,19 @@ _EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
 def document() -> str:
     """Return the text of the document."""
     inputs: list[Any] = [(model, "serialization", adapter) for model, adapter in MODELS.items()]
-    inputs.append((ExpectedVm, "validation", VMS))
+    inputs += [(ExpectedVm, "validation", VMS), (PutAway, "validation", ORDER)]
     _, generated = TypeAdapter.json_schemas(inputs, ref_template=_REF)
     filters = {one.name: _schema(one.default, one.metadata["example"]) for one in fields(Filter)}
     filters["due"]["enum"] = [*DUES, "ended"]
     of_vms = {name: filters[name] for name in ("status", *OF_PLACE)}
     period = {"days": {"type": "integer", "enum": [*PERIODS], "default": PERIODS[0]}, **filters}
     page = {"page": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": 1}}
+    after = {
+        "after": {
+            **_TEXT,
+            "description": "Instead of `page`, and blank for the first: each VM once, in any order.",
+        }
+    }
     event = _path("One event and its story", EventDetails, page)
     event["get"]["parameters"].insert(
         0,
@@ -58,22 +65,18 @@ def document() -> str:
     event["get"]["responses"]["404"] = _response("Not known", Error)
     vm: Schema = {"$ref": _REF.format(model=ExpectedVm.__name__)}
     listed: Schema = {"type": "array", "items": vm}
-    expect = {
-        "summary": "Replace the list of expected VMs",
-        "requestBody": {"required": True, "content": {"application/json": {"schema": listed}}},
-        "responses": {
-            "204": {"description": "The list is replaced"},
-            **{code: _response(text, Error) for code, text in (_ERRORS | _OF_BODY).items()},
-        },
-    }
+    put_away: Schema = {"$ref": _REF.format(model=PutAway.__name__)}
     whole = {
         "openapi": "3.1.0",
         "info": {"title": "imds-bridge console", "version": "1"},
         "paths": {
             f"{BASE}/events": _path("Open events, filtered", EventList, {**filters, **page}),
             f"{BASE}/events/{{event_id}}": event,
-            f"{BASE}/vms": _path("VMs, filtered", VmList, {**of_vms, **page}),
-            f"{BASE}/expected": {"put": expect},
+            f"{BASE}/vms": _path("VMs, filtered", VmList, {**of_vms, **page, **after}),
+            f"{BASE}/expected": {"put": _order("Replace the list of expected VMs", listed)},
+            f"{BASE}/forget": {
+                "post": _order("Put away an event, or VMs that are silent or stopped", put_away)
+            },
             f"{BASE}/history": _path("Figures of the last days, filtered", History, period),
         },
         "components": {"schemas": generated["$defs"]},
@@ -84,6 +87,18 @@ def document() -> str:
 def _schema(default: object, example: str) -> Schema:
     one: Schema = {**_TEXT, "examples": [example]}
     return {"type": "array", "maxItems": MAX_VALUES, "items": one} if isinstance(default, tuple) else one
+
+
+def _order(summary: str, schema: Schema) -> Schema:
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {
+            "204": {"description": "It is done"},
+            "404": _response("There is nothing of that kind", Error),
+            **{code: _response(text, Error) for code, text in (_ERRORS | _OF_BODY).items()},
+        },
+    }
 
 
 def _path(summary: str, model: type, parameters: Schema) -> Schema:

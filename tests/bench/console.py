@@ -61,7 +61,7 @@ _WRITTEN: dict[str, tuple[str, Callable[[Received], object]]] = {
     "sighting": ("id", lambda one: one.sighting),
     "scheduled": ("key", lambda one: one.event_id),
     "vm": ("id", lambda one: one.vm and one.vm.id),
-    "reporter": ("vm", lambda one: one.vm and one.vm.id),
+    "run": ("vm", lambda one: one.vm and one.vm.id),
 }
 
 
@@ -145,7 +145,7 @@ def _bare(path: Path) -> sqlite3.Connection:
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")
     database.execute(tables.SCHEDULED_TABLE)
-    for name in ("schema.sql", "indexes.sql"):
+    for name in ("schema.sql", "derived.sql", "indexes.sql"):
         database.executescript(files("bridge.console").joinpath(name).read_text("utf-8"))
     for (trigger,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
         database.execute(f"DROP TRIGGER {trigger}")  # the rows have what it would derive

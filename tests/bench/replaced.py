@@ -28,7 +28,7 @@ PATHS = {"Now": "/", "Fleet": "/fleet", "History": "/history?days=90"}
 # What of the last day happened on each day before it, too: VMs that are gone, and events of these and of others.
 _COPIED = {
     "vm": "name LIKE 'gone-%' AND name NOT LIKE '%d'",
-    "reporter": "vm IN (SELECT id FROM vm WHERE name LIKE 'gone-%') AND epoch NOT LIKE '%d'",
+    "run": "id IN (SELECT id FROM yesterdays)",
     "scheduled": "key IN (SELECT event_id FROM yesterday)",
     "affected": "key IN (SELECT event_id FROM yesterday)",
     "event": "n IN (SELECT n FROM yesterday)",
@@ -36,21 +36,24 @@ _COPIED = {
 }
 _YESTERDAY = """
 CREATE TEMP TABLE yesterday AS SELECT n, event_id, sighting FROM event
-WHERE event_id <> '' AND event_id NOT IN (SELECT key FROM scheduled WHERE status = 'Scheduled')
+WHERE event_id <> '' AND event_id NOT IN (SELECT key FROM scheduled WHERE status = 'Scheduled');
+CREATE TEMP TABLE yesterdays AS SELECT run.id FROM run JOIN vm ON vm.id = run.vm WHERE name LIKE 'gone-%';
 """
 _AGO = "|| '-' || :days || 'd'"
 _TIMES = (
-    "alive_at received_at heartbeat_at imds_at not_before first_seen_at last_change_at started_at ended_at at"
+    "alive_at received_at heartbeat_at imds_at not_before first_seen_at last_change_at began_at started_at "
+    "ended_at at"
 )
 _CHANGED = {
     **{name: f"{name} - :days * {DAY}" for name in (*_TIMES.split(), "over_at")},
-    **{name: f"{name} {_AGO}" for name in ("resource_id", "event_id", "epoch", "key")},
+    **{name: f"{name} {_AGO}" for name in ("resource_id", "event_id", "key")},
     **{name: f"iif({name} LIKE 'gone-%', {name} {_AGO}, {name})" for name in ("name", "folded", "natural")},
     **{
         name: f"iif({name} LIKE '%gone-%', replace({name}, '\"]', '' {_AGO} || '\"]'), {name})"
         for name in ("names", "resources")
     },
     "id": "id + :days",
+    "place": "iif(folded LIKE 'gone-%', place + :days, place)",
     "sighting": "sighting + :days",
     "vm": "iif(vm IN (SELECT id FROM vm WHERE name LIKE 'gone-%'), vm + :days, vm)",
 }
@@ -86,7 +89,7 @@ def fill(store: Store, path: Path) -> None:
     while some := [*itertools.islice(bodies, 500)]:
         store.add(received(*some, now=NOW), received_at=NOW.timestamp())
     with closing(sqlite3.connect(path)) as database:
-        database.execute(_YESTERDAY)
+        database.executescript(_YESTERDAY)
         for table, condition in _COPIED.items():
             changed = _CHANGED | ({"key": "randomblob(16)"} if table == "event" else {})
             kept = [row[1] for row in database.execute(f"PRAGMA table_info({table})") if row[1] != "n"]

@@ -532,6 +532,9 @@ def test_the_proxy_sets_every_header_that_is_believed_and_leads_back_to_the_addr
     core = tomllib.loads((CONSOLE / "oauth2-proxy.cfg").read_text(encoding="utf-8"))
     assert core["redirect_url"] == f"{console.public_url}/oauth2/callback"
     assert "cookie_secure" not in core  # it is, by default
+    assert core["session_cookie_minimal"] is True  # an Ingress has buffers of 4 KB
+    routes = [route for route in core["api_routes"] if any(re.match(route, path) for path in ("/", "/fleet"))]
+    assert (len(core["api_routes"]), routes) == (4, [])
     expected = ProxySettings.model_validate({"secret": SECRET})
     names = [header["name"] for header in proxy["injectRequestHeaders"]]
     assert names == [expected.secret_header, expected.user_header, expected.groups_header]

@@ -28,7 +28,7 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            bodies = [self._vm.heartbeat() for _ in range(1 + self._vm.sequence % 3)]
+            bodies = [self._vm.loss() for _ in range(1 + self._vm.sequence % 3)]
             while not self._send(bodies) and not self._stopping.is_set():
                 self._stopping.wait(0.02)
 
@@ -73,7 +73,7 @@ def test_after_kill_9_and_sigterm_under_load_nothing_acknowledged_is_missing_and
         ids = seen.read(
             lambda store: [json.loads(body)["id"] for (body,) in store.execute("SELECT body FROM event")]
         )
-        assert seen.read(rows.damage_note) is None
+        assert seen.read(rows.notes).get("damaged") is None
         assert [vm.missing for vm in seen.vms()] == [0] * SENDERS
     assert acknowledged <= set(ids)
     assert len(ids) == len(set(ids))

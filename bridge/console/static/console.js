@@ -70,6 +70,8 @@
   }
 
   function replace(page) {
+    const isError = (one) => Boolean(one.getElementById("part-error"));
+    if (isError(document) !== isError(page)) { location.reload(); return; } // such as of an event that has arrived
     const focused = document.activeElement;
     const name = (one) => one.id || one.firstElementChild.textContent;
     const open = new Set([...document.querySelectorAll("details[open]")].map(name));
@@ -124,7 +126,7 @@
     const signal = AbortSignal.timeout(ANSWER_MS);
     const response = await fetch(location.href, { headers: { accept: "text/html" }, cache: "no-store", redirect: "manual", signal });
     isExpired = response.type === "opaqueredirect" || response.status === 401 || response.status === 403;
-    if (!response.ok) throw new Error(`status ${response.status}`);
+    if (!response.ok && response.status !== 404) throw new Error(`status ${response.status}`);
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     if (!page.body.dataset.version) throw new Error("not a page of the console");
     return page;

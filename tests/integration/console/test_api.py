@@ -66,7 +66,7 @@ def test_every_answer_is_as_the_document_describes(console: RunningConsole, tmp_
     )
     assert console.put("/api/v1/expected", b"[]").status_code == 204
     assert done.returncode == 0, done.stdout
-    for line in ("Tested: 5", "✅ Examples", "✅ Coverage", "✅ Fuzzing"):
+    for line in ("Tested: 6", "✅ Examples", "✅ Coverage", "✅ Fuzzing"):
         assert line in done.stdout
 
 
@@ -116,6 +116,8 @@ def test_the_api_shows_what_the_pages_show(console: RunningConsole) -> None:
     [
         ("vms", "vms", "name"),
         ("vms?group=shop&group=other", "vms", "name"),
+        ("vms?after=", "vms", "name"),
+        ("vms?after=&group=shop", "vms", "name"),
         ("events", "events", "event_id"),
         (f"events/{EXAMPLE}", "reports", "cloudevent"),
     ],

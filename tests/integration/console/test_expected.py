@@ -13,6 +13,7 @@ import requests
 
 from bridge.console import expected
 from bridge.console.expected import read_expected
+from bridge.console.forget import forgotten
 from bridge.contract.types import TYPE_PREFIX
 from tests.support.clock import MovedClock
 from tests.support.console import (
@@ -89,6 +90,40 @@ def test_the_next_list_replaces_the_last_one_and_touches_no_vm_that_has_reported
     assert watches(seen, status="unheard") == {"web-2": "unheard"}
 
 
+@pytest.mark.parametrize("life", ["deleted", "stopped", "forgotten", "silent"])
+def test_who_is_expected_and_not_heard_is_not_watched_whatever_was_known_before(
+    seen: Shown, life: str
+) -> None:
+    """A list that is older than the end of a VM does not count against it: else every scale-in would alarm."""
+    vm = FleetVm("web-0")
+    expect(seen, listed("web-0"))
+    seen.add(vm.heartbeat(reason="Stopping" if life == "stopped" else "Hourly"))
+    if life == "deleted":
+        seen.add(vm.change("scheduled", event(type="Terminate", minutes=1)))
+    seen.clock.advance(2 * 3600)
+    if life == "forgotten":
+        note = forgotten(seen.vms(), by="ana", now=seen.clock.wall())
+        seen.store.add(note, received_at=seen.clock.wall())
+    assert [*watches(seen).values()] == {"deleted": ["gone"], "forgotten": []}.get(life, [life])
+    seen.clock.advance(1)
+    expect(seen, listed("web-0"))
+    assert watches(seen, status="unwatched") == {"web-0": "silent"}
+    seen.clock.advance(30 * 86_400)
+    expect(seen, listed("web-0"))
+    assert watches(seen, status="unwatched") == {"web-0": "silent"}
+    expect(seen)
+    assert watches(seen) == {}
+
+
+def test_a_vm_that_leaves_the_list_and_reports_stays(seen: Shown) -> None:
+    expect(seen, listed("web-0"))
+    seen.add(FleetVm("web-0").heartbeat())
+    expect(seen)
+    assert watches(seen) == {"web-0": "watched"}
+    seen.clock.advance(3901)
+    assert watches(seen) == {}
+
+
 def test_an_expected_vm_that_an_event_names_is_shown_once_with_the_event(seen: Shown) -> None:
     expect(seen, listed("web-1"))
     seen.add(FleetVm("web-0").change("scheduled", event(vms=["web-0", "web-1"])))
@@ -115,6 +150,7 @@ def test_a_program_lists_vms_and_page_api_and_metric_count_those_never_heard(con
     assert put(console, [listed("web-0"), listed("web-1")], BEARER).status_code == 204
     assert "; 1 of 2 VMs is not watched" in console.get("/", ANA).text
     assert "never heard" in console.get("/fleet", ANA).text
+    assert "2 VMs are expected, by the list of " in console.get("/fleet", ANA).text
     (vm,) = console.get("/api/v1/vms?status=unheard", ANA).json()["vms"]
     assert vm["name"] == "web-1"
     assert 'console_vms{state="unheard"} 1.0' in console.get("/metrics", BEARER).text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from urllib.parse import quote
 
 import pytest
 
+from bridge.console.expected import read_expected
+from bridge.console.forget import dismissed
 from bridge.console.rows import UNWATCHED, WATCHES
 from tests.support.console import NOW, FleetVm, Shown, ask, event, event_id, shown, web_of
 
@@ -33,6 +36,7 @@ def after(minutes: float) -> datetime:
 class Happened:
     """An event of a group: what was reported at last, and the VMs that it names and that saw it."""
 
+    name: str
     group: str
     kind: str
     minutes: float
@@ -55,9 +59,6 @@ class Happened:
         deletes = self.kind in DELETING and self.status != "Canceled" and self.minutes < now - 5
         return self.minutes if deletes else 0.0
 
-    def is_current(self, now: float) -> bool:
-        return self.is_open and (self.kind not in DELETING or max(self.last_at, self.minutes) > now - 1440)
-
 
 @dataclass
 class Truth:
@@ -68,6 +69,9 @@ class Truth:
         lives: by VM its sign at the end, of watched, unreachable and stopped.
         heard: by VM the minute of its last report.
         missing: by VM how many of its events never arrive.
+        vms: by place, those of which nothing is ever heard, too.
+        expected: those on the list of the last moment, and those that were on the list before only.
+        dismissed: the names of events.
     """
 
     random: Random
@@ -76,6 +80,9 @@ class Truth:
     lives: dict[Place, str] = field(default_factory=dict)
     heard: dict[Place, float] = field(default_factory=dict)
     missing: dict[Place, int] = field(default_factory=dict)
+    vms: dict[Place, FleetVm] = field(default_factory=dict)
+    expected: tuple[set[Place], set[Place]] = field(default_factory=lambda: (set(), set()))
+    dismissed: set[str] = field(default_factory=set)
 
     def add_group(self, number: int) -> None:
         """Let a scale set, or VMs on their own, live for three hours."""
@@ -85,6 +92,8 @@ class Truth:
             FleetVm(f"vm-{place}", group, epoch=f"{group}-{place}", scale_set="workers" if is_set else "")
             for place in range(self.random.randint(1, 5))
         ]
+        names = [*vms, FleetVm("never-0", group, scale_set=vms[0].scale_set)]
+        self.vms |= {(group, vm.name): vm for vm in names}
         for place in range(self.random.randint(0, 3)):
             self._add_event(f"{group}/{place}", vms, is_set)
         for vm in vms:
@@ -116,6 +125,7 @@ class Truth:
                 for change, at, one, before in steps
             ]
         self.events[name] = Happened(
+            name=name,
             group=vms[0].group,
             kind=kind,
             minutes=minutes,
@@ -146,12 +156,24 @@ class Truth:
         self.bodies += heartbeats[:1] if lost else heartbeats
         self.lives[place] = life if life in ("stopped", "unreachable") else "watched"
 
+    def choose(self) -> None:
+        """List some VMs as expected, some more on the list before, and dismiss some events."""
+        places = sorted(self.vms)
+        first, last = ({*self.random.sample(places, self.random.randint(0, len(places)))} for _ in range(2))
+        self.expected = last, first - last
+        self.dismissed = {name for name in self.events if self.random.random() < 0.2}
+
     def watches(self, now: float) -> dict[Place, str]:
         """Return who watches each VM that is listed."""
         found = {place: self._watch(place, now) for place in self.lives}
+        found |= dict.fromkeys(self.expected[0] - self.lives.keys(), "unheard")
         named = [(one.group, name, one) for one in self.events.values() for name in one.names]
         for group, name, one in named:
-            if (group, name) not in self.lives and one.is_current(now):
+            if (
+                (group, name) not in self.lives
+                and found.get((group, name)) != "unheard"
+                and self.is_current(one, now)
+            ):
                 is_gone = self._due(one, now) == "gone" and found.get((group, name)) != "unknown"
                 found[group, name] = "gone" if is_gone else "unknown"
         return {place: watch for place, watch in found.items() if watch}
@@ -159,13 +181,19 @@ class Truth:
     def _watch(self, place: Place, now: float) -> str:
         """Return who watches a VM that has reported, "" if it has been gone for a day."""
         sign, last = self.lives[place], self.heard[place]
-        if sign != "stopped" and now - last > 65:
+        is_expected = place in self.expected[0]  # by a list of the moment LATER
+        is_late = now - last > 65
+        if is_late and (sign != "stopped" or (is_expected and last < LATER)):
             sign = "silent"
+        if place in self.expected[1] and sign in ("stopped", "silent"):
+            return ""
         gone_at = max(
             (
                 one.deletes_at(now)
                 for one in self.events.values()
-                if one.group == place[0] and place[1] in one.names
+                if one.group == place[0]
+                and place[1] in one.names
+                and not (is_expected and one.minutes < LATER)
             ),
             default=0.0,
         )
@@ -173,9 +201,18 @@ class Truth:
             return sign
         return "gone" if gone_at > now - 1440 else ""
 
+    def is_current(self, one: Happened, now: float) -> bool:
+        """Return whether an event is open and names a VM that is not known to be gone before the event."""
+        is_late = one.kind in DELETING and max(one.last_at, one.minutes) <= now - 1440
+        left = ("",) if one.kind in DELETING else ("", "gone")
+        known = [self._watch((one.group, name), now) for name in one.names if (one.group, name) in self.lives]
+        remains = len(known) < len(one.names) or any(watch not in left for watch in known)
+        is_dismissed = one.name in self.dismissed
+        return one.is_open and not is_late and remains and not is_dismissed
+
     def _due(self, one: Happened, now: float) -> str:
-        if not one.is_open:
-            return "ended"
+        if not self.is_current(one, now):
+            return "left" if one.is_open else "ended"
         heard = max(self.heard.get((one.group, name), 0) for name in one.names)
         over_at = one.deletes_at(now)
         if over_at and heard <= over_at + 5:
@@ -199,7 +236,7 @@ class Truth:
             named = [
                 one
                 for one in self.events.values()
-                if one.group == group and name in one.names and one.is_current(now)
+                if one.group == group and name in one.names and self.is_current(one, now)
             ]
             # What is due within the hour comes before what is due later by its start.
             urgent = min(named, key=lambda one: (order.index(self._due(one, now)), one.minutes), default=None)
@@ -217,11 +254,17 @@ def found_in(seen: Shown, truth: Truth) -> tuple[dict[str, Any], dict[Any, str],
     return events, watches, {place: vm.missing for place, vm in vms.items() if vm.alive_at}
 
 
+def listed(vm: FleetVm) -> dict[str, str]:
+    place = f"/subscriptions/{vm.subscription}/resourceGroups/{vm.group}/providers/Microsoft.Compute/virtualMachines"
+    return {"Name": vm.name, "ResourceId": f"{place}/{vm.name}", "ScaleSet": vm.scale_set}
+
+
 def truth_of(seed: int) -> Truth:
     random = Random(seed)  # noqa: S311 - no secret
     truth = Truth(random)
     for number in range(random.randint(1, 4)):
         truth.add_group(number)
+    truth.choose()
     return truth
 
 
@@ -234,6 +277,12 @@ def arrive(seen: Shown, truth: Truth) -> None:
         size = random.randint(1, 9)
         seen.add(*arriving[:size], at=after(LATER))
         del arriving[:size]
+    now, (last, before) = seen.clock.wall(), truth.expected
+    for places in (before | set(random.sample(sorted(last), len(last) // 2)), last):
+        vms = json.dumps([listed(truth.vms[place]) for place in places]).encode()
+        seen.store.add([read_expected(vms, now=now)], received_at=now)
+    dismissals = [dismissed(seen.event(name), by="ana", now=now, why="scaled in") for name in truth.dismissed]
+    seen.store.add(dismissals, received_at=now)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -317,7 +366,7 @@ def test_now_event_fleet_legend_api_and_metric_agree_under_every_filter(tmp_path
             assert shown_there == number, address
         # Who has seen an event.
         by_id = {one["event_id"].lower(): one for one in events.json()["events"]}
-        current = {name: one for name, one in truth.events.items() if one.is_current(now)}
+        current = {name: one for name, one in truth.events.items() if truth.is_current(one, now)}
         assert by_id.keys() == {event_id(name).lower() for name in current}
         (everything,) = get("/")
         for name, one in current.items():

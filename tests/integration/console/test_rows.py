@@ -100,11 +100,63 @@ def test_a_vm_shows_its_most_urgent_event(seen: Shown) -> None:
     assert (seen.vm().event_type, seen.vm().event_status) == ("Freeze", "Started")
 
 
+def test_the_pages_of_the_vms_have_each_of_them_once_and_in_their_order(seen: Shown) -> None:
+    """Also VMs that an event names and that have never reported, in a group that nobody has reported from."""
+    seen.add(*(FleetVm(f"web-{n}", group=f"g{n % 3}", zone=str(n % 2)).heartbeat() for n in range(9)))
+    seen.add(FleetVm("web-1", group="g1").change("scheduled", event(vms=["web-1", "never-1"])))
+    ordered = [(vm.group, vm.zone, vm.name) for vm in seen.vms()]
+    for size in (1, 2, 4, 100):
+        pages = [seen.read(rows.vms, limit=size, offset=first) for first in range(0, 11, size)]
+        assert [(vm.group, vm.zone, vm.name) for page in pages for vm in page] == ordered
+    assert len(ordered) == 10
+
+
+def test_what_is_urgent_comes_first_in_its_group(seen: Shown) -> None:
+    seen.add(
+        *(FleetVm(f"web-{n}").heartbeat() for n in range(3)),
+        FleetVm("web-2").change("scheduled", event("E", vms=["web-2"])),
+    )
+    seen.add(
+        FleetVm("web-1").heartbeat(NOW - timedelta(hours=2)),
+        FleetVm("web-9").heartbeat(NOW - timedelta(hours=2)),
+    )
+    assert [vm.name for vm in seen.vms()] == ["web-2", "web-9", "web-0", "web-1"]
+
+
 def test_vms_are_in_the_order_of_their_numbers(seen: Shown) -> None:
     seen.add(*(FleetVm(f"web-{number}").heartbeat() for number in (10, 9, 1)))
     assert [vm.name for vm in seen.vms()] == ["web-1", "web-9", "web-10"]
     seen.add(FleetVm("web-1").change("scheduled", event(vms=["web-10", "web-9", "web-1"])))
     assert seen.event().resources == ("web-1", "web-9", "web-10")
+
+
+@pytest.mark.parametrize(
+    ("clocks", "ahead"),
+    [((3600, 3600), 3600), ((-3600, -3590), -3590), ((3600, 0), None), ((-3600, 0), None)],
+)
+def test_a_clock_with_which_every_sender_disagrees_is_the_consoles(
+    seen: Shown, clocks: tuple[float, ...], ahead: float | None
+) -> None:
+    bodies = (FleetVm(f"web-{n}").heartbeat(NOW + timedelta(seconds=one)) for n, one in enumerate(clocks))
+    seen.add(*bodies)
+    assert seen.read(rows.notes)["ahead"] == ahead
+    seen.clock.advance(601)
+    assert seen.read(rows.notes)["ahead"] is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_forwarders_that_run_at_once_nothing_is_missing(seen: Shown, order: int) -> None:
+    first, second = FleetVm("web-0", epoch="first"), FleetVm("web-0", epoch="second", sequence=500)
+    bodies = [one.heartbeat(NOW + timedelta(minutes=n)) for n in (0, 20, 40) for one in (first, second)]
+    for body in bodies[::order]:
+        seen.add(body, at=NOW + timedelta(hours=1))
+    assert (seen.vm().missing, seen.vm().doubled_at) == (0, AT + 2400)
+
+
+def test_a_run_after_another_is_no_second_forwarder(seen: Shown) -> None:
+    first, second = FleetVm("web-0", epoch="first"), FleetVm("web-0", epoch="second", sequence=500)
+    seen.add(first.heartbeat(), second.heartbeat(NOW + timedelta(minutes=9)), at=NOW + timedelta(hours=1))
+    assert (seen.vm().missing, seen.vm().doubled_at) == (500, None)
 
 
 # --- events ---

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +26,12 @@ from bridge.console.store import Store
 from bridge.errors import StateError, Unavailable
 from bridge.outbox.sqlite import log_bytes
 from tests.support.clock import MovedClock
-from tests.support.console import NOW, FleetVm, Shown, event, event_id, received, shown
+from tests.support.console import NOW, FleetVm, Shown, ask, event, event_id, received, shown, web_of
 from tests.support.disk import small_disk
 
 AT = NOW.timestamp()
-TABLES = ("event", "sighting", "scheduled", "affected", "vm", "reporter")
+TABLES = ("event", "sighting", "scheduled", "affected", "vm", "run", "hole")
+STATE = Path(__file__).parents[2] / "data/state/0.1.0/console/console.db"
 
 
 @pytest.fixture
@@ -76,7 +81,7 @@ def test_a_repeated_event_changes_nothing(seen: Shown) -> None:
     bodies = [FleetVm("web-0").heartbeat(), FleetVm("web-0").change("scheduled", event())]
     seen.add(*bodies, *bodies)
     seen.add(*bodies)
-    assert seen.sql("SELECT count(*) FROM event") == 2
+    assert [seen.sql(f"SELECT count(*) FROM {table}") for table in ("event", "run")] == [1, 1]  # noqa: S608 - constants
     assert seen.vm().missing == 0
 
 
@@ -100,11 +105,11 @@ def test_an_announced_event_is_kept_until_it_is_over_and_too_old(seen: Shown) ->
     vm, day = FleetVm("web-0"), 86_400.0
     announced = event(minutes=7 * 24 * 60)
     seen.add(vm.heartbeat(), vm.change("scheduled", announced))
-    assert seen.store.prune(AT + day) == 1  # the heartbeat
+    assert seen.store.prune(AT + day) == 1  # the VM
     assert len(seen.events()) == 1
     ended = NOW + timedelta(days=7)
     seen.add(vm.change("canceled", announced, ended, previous=announced), at=ended)
-    assert [seen.store.prune(AT + days * day) for days in (7, 8)] == [0, 2]
+    assert [seen.store.prune(AT + days * day) for days in (7, 8)] == [0, 3]  # two events, one VM
     assert seen.read(rows.find_event, event_id("E")) is None
 
 
@@ -121,6 +126,22 @@ def test_receipts_do_not_push_out_what_was_reported(seen: Shown) -> None:
     seen.add(vm.change("started", event(EventStatus="Started"), after(400)))
     row = seen.event()
     assert (row.first_seen_at, row.approval, row.status) == (AT, "rejected", "Started")
+
+
+def test_of_more_reports_than_a_page_has_those_that_decide_are_kept(tmp_path: Path) -> None:
+    vm, steps = FleetVm("web-0"), list[tuple[Any, dict[str, Any]]]([("scheduled", {})])
+    steps += [("updated", {"Description": str(n)}) for n in range(510)]
+    steps += [("started", {"EventStatus": "Started"}), ("completed", {"EventStatus": "Started"})]
+    with shown(tmp_path) as seen:
+        seen.add(
+            *(vm.change(kind, event(**more), after(n)) for n, (kind, more) in enumerate(steps)), at=after(600)
+        )
+        path = f"/event/{event_id('E')}"
+        page = asyncio.run(ask(web_of(seen.store, seen.clock), [path]))[path].text
+    titles = re.findall("<b>(Announced|Updated|Started|Completed)</b>", page)
+    assert (titles[0], titles[-2:], len(titles)) == ("Announced", ["Started", "Completed"], 500)
+    assert "13 earlier reports of changes and preparations are not shown" in page
+    assert "The last 50, without 463 more" in page
 
 
 def test_a_stored_event_that_the_disk_has_changed_stops_no_other(seen: Shown) -> None:
@@ -193,25 +214,34 @@ def test_later_runs_do_not_make_a_run_missing_that_the_console_never_saw(seen: S
     assert seen.vm().missing == 0
 
 
-def test_the_store_of_the_version_before_is_upgraded_with_what_it_holds(tmp_path: Path) -> None:
-    with shown(tmp_path) as seen:
-        seen.add(FleetVm("web-0", epoch="first").heartbeat(reason="Started"))
-    with closing(sqlite3.connect(tmp_path / "console.db")) as old:
-        old.executescript("""
-            DROP INDEX reporter_gaps; ALTER TABLE reporter DROP COLUMN at; DROP INDEX event_of_start;
-            CREATE INDEX reporter_gaps ON reporter (vm) WHERE last - first + 1 > received;
-            DROP TRIGGER vm_is_new; DROP TRIGGER vm_is_back; DROP TRIGGER vm_is_named; DROP TRIGGER vm_is_not_named;
-            DROP VIEW leaving; DROP INDEX vm_by_leaving; ALTER TABLE vm DROP COLUMN left_at;
-            DROP INDEX affected_open; DROP INDEX affected_deletion;
-            ALTER TABLE affected DROP COLUMN event_open; ALTER TABLE affected DROP COLUMN over_at;
-            PRAGMA user_version = 2;""")
-    with shown(tmp_path) as seen:
-        third = FleetVm("web-0", epoch="third")
-        started = third.heartbeat(after(hours=2), reason="Started", previous=("second", 7))
-        seen.add(started, at=after(hours=2))
-        assert (seen.vm().missing, seen.read(rows.damage_note)) == (7, None)
-    with shown(tmp_path) as seen:
-        assert seen.vm().missing == 7
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_store_of_0_1_0_is_upgraded_with_what_it_holds(tmp_path: Path, *, is_known: bool) -> None:
+    """Of an event that had ended, it did not keep which VMs it names; and it kept every heartbeat."""
+    copy = shutil.copy(STATE, tmp_path / "console.db")
+    with closing(sqlite3.connect(copy)) as old, old:
+        (at,) = old.execute("SELECT at FROM event").fetchone()
+        old.execute(
+            "UPDATE scheduled SET event_type = 'Terminate', status = 'Completed', is_open = 0, ended_at = ?",
+            (at,),
+        )
+        old.execute("DELETE FROM affected")
+        old.execute("DELETE FROM sighting WHERE ?", (not is_known,))
+        old.execute("UPDATE reporter SET last = 8")
+    later = datetime.fromtimestamp(at, UTC) + timedelta(hours=3)
+    for _ in range(2):
+        with shown(tmp_path, later) as seen:
+            row = seen.read(rows.find_event, "a308b7a8-40f7-5018-95b7-0652f8fdee21")
+            assert row
+            assert (row.seen, row.status) == (is_known, "Completed")
+            path = f"/event/{row.key}"
+            page = asyncio.run(ask(web_of(seen.store, seen.clock), [path]))[path].text
+            assert ("Seen by 1 of 1 VM" in page, "before the upgrade" in page) == (is_known, not is_known)
+            assert (seen.vm().watch, seen.vm().missing, seen.vm().group) == ("gone", 7, "shop")
+            noted = seen.read(rows.notes)
+            assert [noted.get(one) for one in ("damaged", "first_at", "last_at")] == [None, at, at]
+            while seen.store.prune(0):
+                pass
+            assert seen.sql("SELECT count(*) FROM event") == 1
 
 
 def test_a_number_that_jumps_is_no_gap(seen: Shown) -> None:
@@ -224,7 +254,7 @@ def test_what_is_deleted_is_not_missing(seen: Shown) -> None:
     vm = FleetVm("web-0")
     for hour in range(6):
         seen.add(vm.heartbeat(after(hours=hour)), at=after(hours=hour))
-    assert seen.store.prune(AT + 3 * 3600) == 3
+    assert seen.store.prune(AT + 3 * 3600) == 0
     assert seen.vm().missing == 0
 
 
@@ -310,12 +340,12 @@ def test_what_is_no_database_is_moved_aside_and_the_pages_say_so(tmp_path: Path,
     (tmp_path / "console.db").write_bytes(content)
     with shown(tmp_path) as seen:
         seen.add(FleetVm("web-0").heartbeat())
-        note = seen.read(rows.damage_note)
+        note = seen.read(rows.notes).get("damaged")
         assert note
         assert (tmp_path / note["moved_to"]).read_bytes() == content
     with shown(tmp_path) as seen:
         assert len(seen.vms()) == 1
-        assert seen.read(rows.damage_note) == note
+        assert seen.read(rows.notes).get("damaged") == note
 
 
 def test_damage_that_only_a_page_finds_ends_the_writer_and_the_next_start_is_empty(tmp_path: Path) -> None:
@@ -336,7 +366,7 @@ def test_damage_that_only_a_page_finds_ends_the_writer_and_the_next_start_is_emp
             refused.result(0)
     with shown(tmp_path) as seen:
         assert seen.vms() == []
-        assert seen.read(rows.damage_note)
+        assert seen.read(rows.notes).get("damaged")
 
 
 def test_a_start_that_was_killed_while_it_made_the_tables_is_not_damage(tmp_path: Path) -> None:
@@ -346,7 +376,19 @@ def test_a_start_that_was_killed_while_it_made_the_tables_is_not_damage(tmp_path
     code = f"import os, sqlite3; sqlite3.connect({str(path)!r}).executescript({begun!r}); os._exit(9)"
     subprocess.run([sys.executable, "-c", code], check=False)
     with shown(tmp_path) as seen:
-        assert seen.read(rows.damage_note) is None
+        assert seen.read(rows.notes).get("damaged") is None
+
+
+def test_after_an_orderly_stop_the_store_is_one_file(tmp_path: Path) -> None:
+    with shown(tmp_path) as seen:
+        seen.add(FleetVm("web-0").heartbeat())
+        assert len(seen.vms()) == 1
+    copy = tmp_path / "backup"
+    copy.mkdir()
+    shutil.copy(tmp_path / "console.db", copy)
+    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["console.db"]
+    with shown(copy) as seen:
+        assert len(seen.vms()) == 1
 
 
 def test_the_store_of_another_version_is_refused_or_moved_aside(tmp_path: Path) -> None:
@@ -359,7 +401,7 @@ def test_the_store_of_another_version_is_refused_or_moved_aside(tmp_path: Path) 
         Store(tmp_path / "console.db", clock=MovedClock())
     write(1)
     with shown(tmp_path) as seen:
-        assert seen.read(rows.damage_note)
+        assert seen.read(rows.notes).get("damaged")
 
 
 def test_a_log_that_a_long_reader_made_grow_is_emptied_afterwards(
@@ -401,7 +443,7 @@ def test_no_query_reads_a_table_that_grows_from_end_to_end(seen: Shown) -> None:
         rows.vms_of(connection, row)
         rows.reports_of(connection, row.key)
         rows.bodies_of_event(connection, row.key)
-        rows.received_from_to(connection)
+        rows.notes(connection)
         rows.count_receipts(connection, AT, everything)
         rows.losses_since(connection, AT, everything, limit=50)
         connection.set_trace_callback(None)
@@ -412,7 +454,7 @@ def test_no_query_reads_a_table_that_grows_from_end_to_end(seen: Shown) -> None:
             for row in connection.execute(f"EXPLAIN QUERY PLAN {one}")
         ]
     scans = [plan for plan in plans if plan.startswith(("SCAN event", "SCAN sighting", "SCAN scheduled"))]
-    assert [scan for scan in scans if "USING" not in scan] == ["SCAN event"], scans  # the last row alone
+    assert [scan for scan in scans if "USING" not in scan] == [], scans
 
 
 # --- the writer ---
@@ -450,7 +492,7 @@ def test_what_cannot_be_committed_is_not_acknowledged(seen: Shown) -> None:
 def test_an_event_that_can_never_be_stored_is_refused_and_holds_up_nobody(
     seen: Shown, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    bad, good = received(FleetVm("bad").heartbeat(), FleetVm("good").heartbeat())
+    bad, good = received(*(FleetVm(name).change("scheduled", event(name)) for name in ("bad", "good")))
 
     def read(event: Received, received_at: float) -> tuple[object, ...]:
         if event is bad:
@@ -525,7 +567,7 @@ def test_a_full_disk_costs_nothing_and_works_again_without_a_restart(tmp_path: P
         assert acknowledged[-1] == number
         assert writer.error == ""
         assert len(seen.vms()) == len(acknowledged)
-        assert seen.read(rows.damage_note) is None
+        assert seen.read(rows.notes).get("damaged") is None
 
 
 def test_a_file_that_another_program_locks_is_written_afterwards(

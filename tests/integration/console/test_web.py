@@ -70,7 +70,7 @@ def test_a_new_store_says_since_when_it_has_events(tmp_path: Path) -> None:
 
         def is_new() -> bool:
             answers = asyncio.run(ask(web_of(seen.store, seen.clock), ["/fleet"]))
-            return "The store is new" in answers["/fleet"].text
+            return "New store, since" in answers["/fleet"].text
 
         assert is_new()
         seen.clock.advance(DAY)
@@ -267,17 +267,79 @@ def test_an_event_says_which_vms_are_prepared_and_the_history_counts_those_befor
     console.send(
         *(vm.change("scheduled", shown, NOW) for vm in vms.values()),
         vms["p-0"].prepared(shown, NOW + timedelta(seconds=30)),
-        vms["p-1"].receipt(shown, NOW + timedelta(seconds=31), outcome="rejected", command_id="auto:e:s:r"),
+        vms["p-1"].receipt(shown, NOW + timedelta(seconds=31), outcome="rejected", reason="not_prepared"),
     )
     page = console.page(f"/event/{event_id('prepares')}")
     assert "The program took 12 s" in page
-    assert "Failed: p-1; prepared: p-0; running, or waiting for its turn: p-2" in page
+    assert "2 of 3 VMs would be released unprepared: p-1, p-2." in page
+    row = r'class="wide">(?:<a [^>]*>)?(p-\d).*?data-label="Preparation"[^>]*>([^<]*)'
+    found = dict(re.findall(row, page, re.DOTALL))
+    assert found == {"p-0": "prepared: 12 s", "p-1": "not prepared: not_prepared", "p-2": "not prepared yet"}
+    front = console.page("/?group=preparing")
+    assert ('data-label="Prepared" class="num">1 of 3' in front, ">2</strong> unprepared" in front) == (
+        True,
+        True,
+    )
+    counted = console.get("/api/v1/vms?status=unprepared&group=preparing").json()["vms"]
+    assert [(vm["name"], vm["preparation"]) for vm in counted] == [
+        ("p-1", "unprepared"),
+        ("p-2", "unprepared"),
+    ]
     started = event("prepares", at=NOW, vms=names, EventStatus="Started", NotBefore="")
     console.send(vms["p-0"].change("started", started, NOW + timedelta(seconds=60), previous=shown))
     console.send(vms["p-2"].prepared(shown, NOW + timedelta(seconds=70)))
     for days in (30, 90):
         page = console.page(f"/history?days={days}&group=preparing")
         assert "Prepared before the start: 1 of 3 VMs of started events." in page
+
+
+@pytest.mark.parametrize(
+    ("path", "page"),
+    [("/event/A-1/approve", "/event/A-1"), ("/event/A-1/dismiss", "/event/A-1"), ("/fleet/forget", "/fleet")],
+)
+def test_a_form_that_comes_back_as_get_after_a_sign_in_leads_to_its_page(
+    console: RunningConsole, path: str, page: str
+) -> None:
+    answer = requests.get(f"{console.url}{path}?tag=a%3Db", timeout=9, allow_redirects=False)
+    assert (answer.status_code, answer.headers["Location"]) == (303, f"{page}?tag=a%3Db")
+
+
+def test_each_list_that_is_cut_says_how_many_more_there_are(tmp_path: Path) -> None:
+    """60 VMs are silent, have ended an event within the hour, lost events and miss one; 60 more events are open."""
+    with shown(tmp_path, NOW) as seen:
+        for number in range(60):
+            vm = FleetVm(f"cut-{number}", tags={"n": str(number)})
+            ended = event(f"ended-{number}", at=NOW, vms=[vm.name])
+            bodies = [vm.change("scheduled", ended, NOW), vm.loss(NOW)]
+            vm.next()
+            seen.add(
+                *bodies, vm.change("canceled", ended, NOW + timedelta(minutes=4), previous=ended), at=NOW
+            )
+            seen.add(vm.heartbeat(NOW + timedelta(minutes=5)), at=NOW + timedelta(minutes=5))
+            open_one = event(f"open-{number}", at=NOW, vms=[f"open-{number}"], minutes=600)
+            seen.add(FleetVm("other", group="o").change("scheduled", open_one, NOW), at=NOW)
+        seen.clock.advance(300)
+        found = asyncio.run(ask(web_of(seen.store, seen.clock), ["/", "/history"]))
+        front, past = (found[path].text for path in ("/", "/history"))
+    assert "The last 50, without 10 more" in front
+    assert ("54 more events" in front, "50 more: <a" in front) == (True, True)
+    assert ("10 more losses" in past, "10 more VMs" in past) == (True, True)
+    assert "1 to 100 of 120 events" in past
+
+
+def test_a_page_is_compressed_and_the_stream_is_not(console: RunningConsole) -> None:
+    assert console.get("/").headers["Content-Encoding"] == "gzip"
+    with requests.get(f"{console.url}/live", stream=True, timeout=9) as stream:
+        assert "Content-Encoding" not in stream.headers
+
+
+def test_the_page_of_an_event_that_has_not_arrived_waits_for_it(console: RunningConsole) -> None:
+    path = f"/event/{event_id('not yet')}"
+    answer = console.get(path)
+    assert (answer.status_code, "as soon as it arrives" in answer.text) == (404, True)
+    assert re.search(r'data-version="\d+"', answer.text)
+    console.send(FleetVm("web-0").change("scheduled", event("not yet", at=NOW), NOW))
+    assert console.get(path).ok
 
 
 def test_filters_of_the_address_choose_what_is_shown(console: RunningConsole) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from bridge.config.base import Secret
 from bridge.config.console import ConsoleSettings, IngestSettings
 from bridge.console.access import host_fault, sender_fault, sign_in
 from bridge.http.signing import sign
@@ -59,6 +61,10 @@ def test_on_loopback_nothing_more_is_needed(listen: str) -> None:
         ),
         ({**PUBLIC, "auth": "proxy"}, 'proxy: expected exactly with auth = "proxy"'),
         ({**PUBLIC, "auth": "proxy", "proxy": {"secret": "short"}}, "expected at least 24 characters"),
+        (
+            {**PUBLIC, "auth": "proxy", "proxy": {"secret": SECRET}, "approver_groups": ["ops,all"]},
+            "'ops,all' has a comma",
+        ),
         ({**PUBLIC, "auth": "easyauth", "public_url": ""}, "public_url: expected with auth"),
         ({**PUBLIC, "auth": "easyauth", "public_url": "http://x.example"}, "expected https://HOST"),
     ],
@@ -82,6 +88,16 @@ def test_the_proxy_is_believed_only_with_its_secret() -> None:
     assert (person.name, person.is_viewer, person.is_approver) == ("ana", True, True)
     assert sign_in(behind_proxy(), user) is None
     assert sign_in(behind_proxy(), [("x-proxy-secret", "guessed"), *user]) is None
+
+
+def test_a_changed_secret_counts_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "proxy-secret"
+    file.write_text(SECRET)
+    found = settings(**PUBLIC, auth="proxy", proxy={"secret": Secret(file=file)})
+    for secret in (SECRET, SECRET[::-1]):
+        file.write_text(secret)
+        headers = [[("x-proxy-secret", one), ("x-forwarded-user", "ana")] for one in (SECRET, SECRET[::-1])]
+        assert [bool(sign_in(found, one)) for one in headers] == [secret == SECRET, secret != SECRET]
 
 
 @pytest.mark.parametrize("name", ["x-proxy-secret", "x-forwarded-user"])

@@ -37,9 +37,14 @@ class RecordedApprovals:
         return "command"
 
     def fields(self, **changes: str) -> dict[str, str]:
-        form = self.approvals.form(ROW, self.vms, ANA, SESSION)
+        form = self.approvals.form(ROW, self.vms, ANA)
         assert form
-        given = {"token": form.token, "shown": form.shown, "confirm": "D853", "reason": "drained"}
+        given = {
+            "token": self.approvals.token(SESSION, ANA),
+            "shown": form.shown,
+            "confirm": "D853",
+            "reason": "drained",
+        }
         return {**given, **changes}
 
     def approve(
@@ -56,7 +61,7 @@ def test_the_command_names_who_asks_why_and_the_listener() -> None:
 
 def test_the_form_names_the_vm_whose_listener_gets_the_command() -> None:
     rig = RecordedApprovals()
-    form = rig.approvals.form(ROW, rig.vms, ANA, SESSION)
+    form = rig.approvals.form(ROW, rig.vms, ANA)
     assert form
     assert form.vm == "web-0"
 
@@ -79,7 +84,7 @@ def test_the_command_goes_to_a_vm_that_is_heard_of() -> None:
 )
 def test_only_what_is_scheduled_can_be_approved(event: EventRow) -> None:
     rig = RecordedApprovals()
-    assert rig.approvals.form(event, rig.vms, ANA, SESSION) is None
+    assert rig.approvals.form(event, rig.vms, ANA) is None
     with pytest.raises(NotApproved):
         rig.approve(rig.fields(), event)
     assert not rig.sent
@@ -139,7 +144,7 @@ def test_the_form_of_another_person_or_session_does_not_count() -> None:
 
 def test_who_may_not_approve_gets_no_form_and_sends_nothing() -> None:
     rig = RecordedApprovals()
-    assert rig.approvals.form(ROW, rig.vms, EVE, SESSION) is None
+    assert rig.approvals.form(ROW, rig.vms, EVE) is None
     with pytest.raises(NotApproved, match="none of the groups"):
         rig.approve(rig.fields(), person=EVE)
 

@@ -35,7 +35,7 @@ ROW = EventRow(
     key="e-1",
 )
 STARTED = replace(ROW, status="Started", started_at=AT - 5, starts_at=AT - 5, due="started")
-VM = VmRow(name="web-0", group="shop", zone="1", alive_at=AT - 60, scope="s/shop", folded="web-0")
+VM = VmRow(name="web-0", group="shop", zone="1", alive_at=AT - 60, scope=1, folded="web-0")
 WITH_EVENT: dict[str, Any] = {"event_id": "E-1", "event_type": "Reboot", "event": "Scheduled"}
 
 
@@ -181,16 +181,16 @@ def test_the_story_names_who_saw_a_change_and_what_changed() -> None:
     assert updated.seen_by == "seen by 2 VMs within 4.0 s, last by web-1"
     assert updated.lines == (("NotBefore: ", planned, " → ", planned - 300),)
     assert waiting.title == "Waiting for NotBefore, or an approval"
-    affected, other = witnesses(replace(ROW, resources=("web-1",)), [report], [VM])
-    assert (affected.name, affected.is_affected, affected.place) == ("web-1", True, "")
-    assert (other.name, other.is_affected, other.place) == ("web-0", False, "shop, zone 1")
+    affected, other = witnesses(replace(ROW, resources=("web-1",)), [report], [VM], {})
+    assert (affected.name, affected.is_affected, affected.vm) == ("web-1", True, None)
+    assert (other.name, other.is_affected, other.vm) == ("web-0", False, VM)
     assert (affected.saw, other.saw) == ("Updated +4.0 s", "Updated")
 
 
 def test_an_affected_vm_that_did_not_see_the_event_comes_first() -> None:
     (change,) = received(FleetVm("web-0").change("scheduled", event()))
     report = ReportRow(kind=change.kind, at=AT, vm="web-0", body=change.body, seen_by=(("web-0", AT),))
-    found = witnesses(ROW, [report], [VM])
+    found = witnesses(ROW, [report], [VM], {})
     assert [(one.name, one.first_at) for one in found] == [("web-1", None), ("web-0", AT)]
 
 

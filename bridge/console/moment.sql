@@ -1,0 +1,50 @@
+-- What is current at a moment.
+UPDATE moment SET at = ?1, version = ?2,
+    away = ?1 - ?3, listed_at = ifnull((SELECT CAST(value AS REAL) FROM meta WHERE name = 'listed_at'), 0);
+DELETE FROM current;
+DELETE FROM named;
+-- An event that deletes its VM may never be reported as ended, one whose VMs are all gone or put away neither. One with
+-- unknown NotBefore may start at any time.
+INSERT INTO current
+WITH open AS MATERIALIZED (
+    SELECT key, event_type IN ('Preempt', 'Terminate') AS is_deletion, event_type IN program AS has_programs, status, started_at, not_before, moment.at AS now,
+        iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
+        max(ifnull(not_before, started_at), ifnull(started_at, not_before)) AS over_at
+    FROM moment CROSS JOIN scheduled INDEXED BY scheduled_current WHERE is_open AND dismissed_at < received_at
+    AND max(last_change_at, ifnull(not_before, 0)) > away
+    AND iif(event_type IN ('Preempt', 'Terminate'), max(last_change_at, ifnull(not_before, 0)), 9e99) > moment.at - 86400
+), known AS MATERIALIZED (
+    SELECT open.key, affected.folded, alive_at, watch <> 'left' AND (is_deletion OR watch <> 'gone') AS remains
+    FROM open CROSS JOIN affected USING (key) CROSS JOIN sign USING (place)
+), told AS MATERIALIZED (
+    SELECT open.*, (SELECT count(*) FROM affected WHERE affected.key = open.key) AS vms,
+        ifnull((SELECT max(alive_at) FROM known WHERE known.key = open.key), 0) AS heard_at,
+        ifnull((SELECT max(remains) OR count(DISTINCT folded) < (SELECT count(*) FROM affected WHERE affected.key = open.key)
+            FROM known WHERE known.key = open.key), 1) AS remains
+    FROM open
+), due AS MATERIALIZED (
+    SELECT told.*, CASE
+        WHEN is_deletion AND over_at < now - 300 AND heard_at <= over_at + 300 THEN 4
+        WHEN status = 'Started' THEN 1
+        WHEN not_before < now - 300 THEN 0
+        WHEN not_before >= now + 3600 THEN 3
+        ELSE 2 END AS urgency
+    FROM told WHERE remains
+)
+SELECT key, CASE urgency WHEN 0 THEN 'overdue' WHEN 1 THEN 'started' WHEN 2 THEN '1h' WHEN 3 THEN 'later' ELSE 'gone' END,
+    urgency, starts_at, iif(status = 'Started', 'Started', 'Scheduled'), vms,
+    iif(has_programs, (SELECT count(*) FROM preparation JOIN affected USING (key, folded)
+        WHERE preparation.key = due.key AND state = 'prepared'
+        AND (status <> 'Started' OR prepared_at <= ifnull(started_at, 9e99)) AND at > ifnull((SELECT max(at) FROM event WHERE event_id = due.key
+            AND event_id <> '' AND kind IN ('scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled')), 0)), NULL)
+FROM due;
+INSERT OR IGNORE INTO named
+SELECT affected.place, key, urgency, event, CASE
+        WHEN prepared IS NULL THEN ''
+        WHEN state = 'prepared' AND prepared THEN state
+        WHEN state = 'failed' AND event <> 'Started' AND starts_at >= (SELECT at FROM moment) + 900 THEN state
+        ELSE iif(event = 'Started' OR ifnull(starts_at, 0) < (SELECT at FROM moment) + 900, 'unprepared', 'waiting') END,
+    affected.name, affected.folded, iif(vm.id IS NULL, ifnull((SELECT scope.id FROM scheduled JOIN scope USING ("group", scope)
+        WHERE scheduled.key = current.key), 0), 0), vm.id IS NULL
+FROM current CROSS JOIN affected USING (key) LEFT JOIN preparation USING (key, folded) LEFT JOIN vm USING (place)
+ORDER BY urgency, ifnull(starts_at, 0), key;
