@@ -51,7 +51,10 @@ window.EventSource = class extends EventTarget {
 """
 
 # Playwright's driver leaves its pipes to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Playwright's driver leaves its pipes open
+    pytest.mark.usefixtures("this_moment"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,10 @@ from tests.support.servicebus import ServiceBusLab
 
 NOW = datetime.now(UTC)
 OTHER = "2" * 36
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning"
-)  # Playwright's driver leaves its pipes open
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Playwright's driver leaves its pipes open
+    pytest.mark.usefixtures("this_moment"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from tests.support.console import (
 )
 
 NOW = datetime.now(UTC)
+pytestmark = pytest.mark.usefixtures("this_moment")
 EXAMPLE = json.loads(DOCUMENT)["paths"]["/api/v1/events/{event_id}"]["get"]["parameters"][0]["schema"][
     "examples"
 ][0]

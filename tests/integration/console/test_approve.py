@@ -28,6 +28,7 @@ from tests.support.console import (
 from tests.support.servicebus import ServiceBusLab
 
 NOW = datetime.now(UTC)
+pytestmark = pytest.mark.usefixtures("this_moment")
 PATH = f"/event/{event_id('approve').lower()}"
 EVE = {**ANA, "X-Forwarded-User": "eve@contoso.example", "X-Forwarded-Groups": "staff"}
 

@@ -39,6 +39,7 @@ from tests.support.console import (
 )
 
 NOW = datetime.now(UTC)
+pytestmark = pytest.mark.usefixtures("this_moment")
 SIGNING = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}\u202e"
 PAGES = ("/", "/fleet", "/fleet?view=table", "/history", "/?type=Reboot&window=7d", "/fleet?status=silent")
