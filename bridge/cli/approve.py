@@ -29,11 +29,10 @@ from bridge.formats.text import format_relative
 from bridge.http.signing import signature_fault
 from bridge.imds.client import ImdsClient
 from bridge.imds.document import SCHEDULED, ScheduledEvent, parse_document
-from bridge.imds.instance import Vm
+from bridge.imds.instance import Vm, approval_session
 from bridge.runtime.text import show
 from bridge.runtime.time import Clock
 from bridge.service.command_sender import ApproveCommand, send_command
-from bridge.service.identity import approval_session
 
 _EPILOG = """\
 Without EVENT_ID, on a VM: lists the Scheduled events, names every VM that an approval releases, and asks.

@@ -28,6 +28,7 @@ from bridge.http.client import origin
 from bridge.imds.client import ImdsClient, NoAnswerError
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
+from bridge.imds.instance import approval_session
 from bridge.outbox.inspect import waiting_counts
 from bridge.outbox.sqlite import ERRORS, Database, kept_log
 from bridge.outbox.state_dir import StateFolder
@@ -35,7 +36,6 @@ from bridge.runtime.program import find_fault
 from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
 from bridge.service.composition import relay_settings
-from bridge.service.identity import approval_session
 from bridge.service.parts import build_sinks, sinks_of
 from bridge.service.status import SILENT_SECONDS, age_of, find_unready
 from bridge.sinks.base import Inconclusive, Sink

@@ -217,8 +217,8 @@ class Console:
     def _approvals(self, config: Config) -> Approvals | None:
         if config.approvals is None or not config.approvals.has_bus:
             return None
+        from bridge.imds.instance import approval_session  # noqa: PLC0415
         from bridge.service.command_sender import ApproveCommand, send_command  # noqa: PLC0415 - it loads the Azure packages
-        from bridge.service.identity import approval_session  # noqa: PLC0415
 
         settings = config.approvals
 
