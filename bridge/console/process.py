@@ -224,7 +224,9 @@ class Console:
 
         def send(event_id: str, vm: Vm, reason: str, person: str) -> str:
             command = ApproveCommand(event_ids=[event_id], vm=vm.name, reason=reason)
-            session = approval_session(settings.session, vm) or ""
+            session = approval_session(settings.session, vm)
+            if session is None:
+                raise UsageError(f"no VM of the event has reported what the session {settings.session} needs")
             return send_command(settings, command, session=session, requested_by=person)
 
         return Approvals(send=send, clock=self._clock)
