@@ -155,7 +155,8 @@ class ApprovalSettings(ReceiverSettings):
     ] = ""
     """The session id that this VM receives, of a queue that requires sessions; it may contain
     `{resource_group}`, `{vm}` and `{subscription}`, in lower case; above 128 characters, it ends with a hash. The
-    subscription is needed where VMs that share the queue may agree in both others. Example: `"{resource_group}.{vm}"`."""
+    subscription is needed where VMs that share the queue may agree in the others.
+    Example: `"{resource_group}.{vm}"`."""
     grace_seconds: float = Field(default=30.0, ge=0, le=600)
     """How long a command waits for an event that IMDS does not show yet. Example: `60`."""
     signing_secrets: Annotated[Secret | None, check_signing_secrets] = None
