@@ -73,12 +73,12 @@ class BridgeEvents:
         """End the run and begin the next, if instance data names the VM otherwise by now; return whether it does."""
         if self._identity.next_vm is None:
             return False
-        was = self._identity.reporter().own_source
         self.emit_stopping()
         self._identity.begin_run()
         self.emit_started()
-        sources = {"was": was, "is": self._identity.reporter().own_source}
-        log.warning("instance data names this VM otherwise: a new run has begun", extra=sources)
+        log.warning(
+            "this VM is named otherwise: a new run begins as %s", self._identity.reporter().own_source
+        )
         return True
 
     def emit_stopping(self) -> None:
