@@ -91,6 +91,7 @@ class Connection:
     receiver: Any
     address: str
     what: str
+    session: str
     clock: Clock
     opened_at: float = field(init=False)
     active_at: float = field(init=False)
@@ -295,8 +296,8 @@ class BusReceiver:
         connection, session = self._connection, self.session()
         may_rest = self._may_rest(connection)
         if connection:
-            is_idle = connection.idle_seconds >= IDLE_LIMIT_SECONDS and not connection.unsettled
-            if may_rest or is_idle:
+            is_left = connection.idle_seconds >= IDLE_LIMIT_SECONDS or connection.session != session
+            if may_rest or (is_left and not connection.unsettled):
                 self._close()  # before the service closes an idle link
                 connection = None
         if session is None or may_rest:
@@ -304,7 +305,8 @@ class BusReceiver:
             return
         if connection is None:
             connection = self._connection = self._call(lambda: self._open(session), OPEN_SECONDS)
-        is_busy = self._receive_all(connection) or connection.free_slots == 0
+        is_other = connection.session != session  # what it has is settled first
+        is_busy = is_other or self._receive_all(connection) or connection.free_slots == 0
         self._carry_out_settlements(connection, BUSY_SECONDS if is_busy else 0.0)
         for renew in connection.locks_to_renew():
             self._call(renew, SETTLE_SECONDS)
@@ -318,7 +320,12 @@ class BusReceiver:
         keep_what_arrives(receiver)
         receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
         return Connection(
-            client=client, receiver=receiver, address=self._address, what=self.what, clock=self.clock
+            client=client,
+            receiver=receiver,
+            address=self._address,
+            what=self.what,
+            session=session,
+            clock=self.clock,
         )
 
     def _receive_all(self, connection: Connection) -> bool:

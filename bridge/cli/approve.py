@@ -29,11 +29,10 @@ from bridge.formats.text import format_relative
 from bridge.http.signing import signature_fault
 from bridge.imds.client import ImdsClient
 from bridge.imds.document import SCHEDULED, ScheduledEvent, parse_document
-from bridge.imds.instance import Vm
+from bridge.imds.instance import Vm, approval_session
 from bridge.runtime.text import show
 from bridge.runtime.time import Clock
 from bridge.service.command_sender import ApproveCommand, send_command
-from bridge.service.identity import approval_session
 
 _EPILOG = """\
 Without EVENT_ID, on a VM: lists the Scheduled events, names every VM that an approval releases, and asks.
@@ -57,6 +56,9 @@ def configure(command: argparse.ArgumentParser) -> None:
         default="",
         metavar="NAME",
         help="the VM's resource group, for the session id (default: this VM's)",
+    )
+    command.add_argument(
+        "--subscription", default="", metavar="ID", help="its subscription, likewise (default: this VM's)"
     )
     command.add_argument("--reason", default="", metavar="TEXT", help="repeated in the receipt")
     command.add_argument(
@@ -91,6 +93,7 @@ def _run(arguments: argparse.Namespace) -> int:
         event_ids=event_ids,
         vm=arguments.vm,
         resource_group=arguments.resource_group,
+        subscription=arguments.subscription,
         reason=arguments.reason,
         expires_seconds=expires_seconds,
     )
@@ -218,19 +221,26 @@ def session_of(config: Config, settings: ApprovalSettings, request: ApproveComma
     Raises:
         UsageError: this VM's instance data is needed, and not available.
     """
-    vm = Vm(name=request.vm, resource_group=request.resource_group)
-    is_known = vm.name and ("{resource_group}" not in settings.session or vm.resource_group)
-    if settings.session and not is_known:
+    vm = Vm(name=request.vm, resource_group=request.resource_group, subscription_id=request.subscription)
+    session = approval_session(settings.session, vm)
+    if session is None:
         try:
             with closing(ImdsClient(config.imds, clock=Clock())) as client:
                 here = client.instance()
         except ImdsError as error:
             raise UsageError(
-                f"approve: the session {settings.session} needs a VM and its resource group; "
-                f"give --vm and --resource-group ({error})"
+                f"approve: the session {settings.session} needs a VM, and its resource group or subscription; "
+                f"give --vm, --resource-group and --subscription as it names them ({error})"
             ) from error
-        vm = Vm(name=vm.name or here.name, resource_group=vm.resource_group or here.resource_group)
-    return approval_session(settings.session, vm) or ""
+        vm = Vm(
+            name=vm.name or here.name,
+            resource_group=vm.resource_group or here.resource_group,
+            subscription_id=vm.subscription_id or here.subscription_id,
+        )
+        session = approval_session(settings.session, vm)
+    if session is None:
+        raise UsageError(f"approve: IMDS answers with a part of what the session {settings.session} needs")
+    return session
 
 
 ANSWER_SECONDS = 15.0

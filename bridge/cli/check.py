@@ -28,6 +28,7 @@ from bridge.http.client import origin
 from bridge.imds.client import ImdsClient, NoAnswerError
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
+from bridge.imds.instance import approval_session
 from bridge.outbox.inspect import waiting_counts
 from bridge.outbox.sqlite import ERRORS, Database, kept_log
 from bridge.outbox.state_dir import StateFolder
@@ -35,7 +36,6 @@ from bridge.runtime.program import find_fault
 from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
 from bridge.service.composition import relay_settings
-from bridge.service.identity import approval_session
 from bridge.service.parts import build_sinks, sinks_of
 from bridge.service.status import SILENT_SECONDS, age_of, find_unready
 from bridge.sinks.base import Inconclusive, Sink
@@ -258,7 +258,7 @@ def _imds(config: Config) -> Iterator[Finding]:
         yield _discovery()
     with closing(ImdsClient(config.imds, clock=Clock())) as client:
         yield _document(client)
-        yield _instance(client)
+        yield from _instance(client, config.vm_source)
         yield from _clock(client)
 
 
@@ -284,7 +284,8 @@ def _document(client: ImdsClient) -> Finding:
     return Finding("imds", "ok", f"{found} in {took_seconds:.2f} s")
 
 
-def _instance(client: ImdsClient) -> Finding:
+def _instance(client: ImdsClient, source: str) -> Iterator[Finding]:
+    """Report who the VM is, and warn about a source of its own events that it may share."""
     try:
         vm = client.instance()
     except ImdsError as error:
@@ -292,8 +293,18 @@ def _instance(client: ImdsClient) -> Finding:
             "events are published without AffectsThisVm, and with the host's name in source, and nothing is "
             "approved; where there is no instance data, set vm_name in [imds]"
         )
-        return Finding("instance", "warn", str(error), remedy)
-    return Finding("instance", "ok", f"this VM is {vm.name}{'' if vm.vm_id else ', named by [imds] vm_name'}")
+        yield Finding("instance", "warn", str(error), remedy)
+        return
+    if client.settings.vm_name:
+        yield Finding("instance", "ok", f"this VM is {vm.name}, named by [imds] vm_name")
+    elif vm.missing:
+        remedy = "it is asked again every minute; until then no session that needs it is received"
+        yield Finding("instance", "warn", f"this VM is {vm.name}; IMDS lacks {', '.join(vm.missing)}", remedy)
+    else:
+        yield Finding("instance", "ok", f"this VM is {vm.name}")
+    if source and not any(known and known.lower() in source.lower() for known in (vm.name, vm.vm_id)):
+        remedy = "put the VM's name or id into it: VMs of one source hide each other's end in the audit"
+        yield Finding("instance", "warn", f"vm_source names no VM: {source}", remedy)
 
 
 def _clock(client: ImdsClient) -> Iterator[Finding]:

@@ -150,9 +150,13 @@ class PolicySettings(Settings):
 class ApprovalSettings(ReceiverSettings):
     """Where approve commands come from, and what may be approved; with auto rules, the bus may be left out."""
 
-    session: Annotated[str, AfterValidator(partial(check_template, names=("vm", "resource_group")))] = ""
-    """The session id that this VM receives, of a queue that requires sessions; it may contain `{resource_group}` and
-    `{vm}`, in lower case; above 128 characters, it ends with a hash. Example: `"{resource_group}.{vm}"`."""
+    session: Annotated[
+        str, AfterValidator(partial(check_template, names=("vm", "resource_group", "subscription")))
+    ] = ""
+    """The session id that this VM receives, of a queue that requires sessions; it may contain
+    `{resource_group}`, `{vm}` and `{subscription}`, in lower case; above 128 characters, it ends with a hash. The
+    subscription is needed where VMs that share the queue may agree in the others.
+    Example: `"{resource_group}.{vm}"`."""
     grace_seconds: float = Field(default=30.0, ge=0, le=600)
     """How long a command waits for an event that IMDS does not show yet. Example: `60`."""
     signing_secrets: Annotated[Secret | None, check_signing_secrets] = None

@@ -124,6 +124,7 @@ class Approvals(Sessions):
         target = Vm(
             name=vm.name if vm else event.resources[0],
             resource_group=resource_group_of(vm.resource_id) if vm else event.group.partition("/")[0],
+            subscription_id=(vm or event).subscription,
         )
         command_id = self._send(event.event_id, target, reason, person.name)
         self._commands.append((event.key, command_id))

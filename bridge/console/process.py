@@ -221,14 +221,16 @@ class Console:
     def _approvals(self, config: Config, key: str) -> Approvals | None:
         if config.approvals is None or not config.approvals.has_bus:
             return None
+        from bridge.imds.instance import approval_session  # noqa: PLC0415
         from bridge.service.command_sender import ApproveCommand, send_command  # noqa: PLC0415 - it loads the Azure packages
-        from bridge.service.identity import approval_session  # noqa: PLC0415
 
         settings = config.approvals
 
         def send(event_id: str, vm: Vm, reason: str, person: str) -> str:
             command = ApproveCommand(event_ids=[event_id], vm=vm.name, reason=reason)
-            session = approval_session(settings.session, vm) or ""
+            session = approval_session(settings.session, vm)
+            if session is None:
+                raise UsageError(f"no VM of the event has reported what the session {settings.session} needs")
             return send_command(settings, command, session=session, requested_by=person)
 
         return Approvals(send=send, clock=self._clock, key=key)

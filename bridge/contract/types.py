@@ -52,12 +52,15 @@ KNOWN_VALUES = {
 MAX_SESSION_CHARACTERS = 128  # of Service Bus
 
 
-def session_id(template: str, *, vm: str = "", resource_group: str = "", **others: str) -> str:
+def session_id(
+    template: str, *, vm: str = "", resource_group: str = "", subscription: str = "", **others: str
+) -> str:
     """Fill in the template of a session id; one that is too long for Service Bus ends with a hash of the whole.
 
-    The names of VMs and resource groups are in lower case: Azure's services spell them in any.
+    The names of VMs and resource groups, and subscriptions, are in lower case: Azure's services spell them in any.
     """
-    values = {"vm": vm.lower(), "resource_group": resource_group.lower(), **others}
+    names = {"vm": vm, "resource_group": resource_group, "subscription": subscription}
+    values = {**{name: value.lower() for name, value in names.items()}, **others}
     text = template.format(**values).encode("utf-8", "replace").decode()
     if len(text) <= MAX_SESSION_CHARACTERS:
         return text

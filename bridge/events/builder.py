@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
@@ -16,11 +16,11 @@ from typing import Literal
 from urllib.parse import quote
 from uuid import UUID, uuid5
 
-from bridge.contract.types import schema_id, session_id, type_of
+from bridge.contract.types import schema_id, type_of
 from bridge.events.model import CloudEvent
 from bridge.imds.diff import Change
 from bridge.imds.document import Document, ScheduledEvent, fold_name
-from bridge.imds.instance import Vm
+from bridge.imds.instance import Vm, approval_session
 from bridge.runtime.json import Json
 from bridge.runtime.time import iso_utc
 
@@ -37,7 +37,7 @@ class Reporter:
     """Builds the events of one process on one VM.
 
     Args:
-        name: the VM's name, or the host's if that was unknown at the start: it stays the same within a run.
+        name: the VM's name, or the host's while that is unknown.
         role: the process; `{name}/{role}` is the attribute `reporter`.
         epoch: the id of the run of the process in which `reporterseq` is counted.
         at: when what is reported was seen, or has happened.
@@ -300,10 +300,9 @@ class Reporter:
 
     def _approval_session(self, event: ScheduledEvent) -> str | None:
         """Return the session in which a command reaches the first affected VM: the same on every VM."""
-        if not self.session or self.vm is None:
-            return None
-        first = (*event.resources, self.vm.name)[0]
-        return session_id(self.session, vm=first.removeprefix("_"), resource_group=self.vm.resource_group)
+        first = event.resources[0].removeprefix("_") if event.resources else self.name
+        vm = replace(self.vm, name=first) if self.vm else None
+        return approval_session(self.session, vm) or None
 
     @cached_property
     def _group_source(self) -> str:

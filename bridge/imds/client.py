@@ -120,16 +120,16 @@ class ImdsClient:
             self._late_seconds = min(self._late_seconds, CALL_SECONDS)
             return self._call("GET", self._events_path, limit_seconds=left)
 
-    def instance(self) -> Vm:
+    def instance(self, limit_seconds: float = INSTANCE_SECONDS) -> Vm:
         """Return who this VM is, from instance data unless the settings name it.
 
         Raises:
-            ImdsError: no readable instance data with a name within 2 s.
+            ImdsError: no readable instance data with a name in time.
         """
         if self.settings.vm_name:
             return Vm(name=self.settings.vm_name)
         try:
-            return parse_vm(self._call("GET", INSTANCE_PATH, limit_seconds=INSTANCE_SECONDS))
+            return parse_vm(self._call("GET", INSTANCE_PATH, limit_seconds=limit_seconds))
         except ValueError as error:
             raise ImdsError(f"IMDS sent instance data that cannot be read: {error}") from error
 

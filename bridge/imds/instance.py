@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from bridge.contract.types import session_id
 from bridge.runtime.json import BoundedDecoder, Json, read_object
 from bridge.runtime.text import printable
 
 _decoder = BoundedDecoder(max_depth=100)
+_EVERY_VM_HAS = {
+    "vmId": "vm_id",
+    "name": "name",
+    "resourceGroupName": "resource_group",
+    "subscriptionId": "subscription_id",
+}
+_NAMED_BY = ("name", "resource_id", "subscription_id", "resource_group", "scale_set")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +33,17 @@ class Vm:
     subscription_id: str = ""
     resource_group: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[str]:
+        """What every VM has and this does not, by the names of IMDS, which answers with a part at times."""
+        return [name for name, of in _EVERY_VM_HAS.items() if not getattr(self, of)]
+
+    def named_as(self, other: Vm) -> Vm | None:
+        """Return this VM with the other's spelling of what names it; None if that differs in more than case."""
+        names = {name: getattr(other, name) for name in _NAMED_BY}
+        is_same = all(getattr(self, name).lower() == known.lower() for name, known in names.items())
+        return replace(self, **names) if is_same else None
 
 
 def parse_vm(body: bytes) -> Vm:
@@ -52,6 +71,17 @@ def parse_vm(body: bytes) -> Vm:
             if isinstance(tag, dict) and isinstance(tag.get("name"), str)
         },
     )
+
+
+def approval_session(template: str, vm: Vm | None) -> str | None:
+    """Return a VM's session id; "" without a template, None while what the template names is unknown."""
+    if not template:
+        return ""
+    known = (
+        {"vm": vm.name, "resource_group": vm.resource_group, "subscription": vm.subscription_id} if vm else {}
+    )
+    is_known = vm is not None and all(known.get(name) for name in re.findall(r"\{(\w+)\}", template))
+    return session_id(template, **known) if is_known else None
 
 
 def resource_group_of(resource_id: str) -> str:

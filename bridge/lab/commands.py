@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ SCHEDULE_EXAMPLES = (
     "imds-bridge lab schedule --type Reboot --vm web-0 --notice 60 --source User",
     "imds-bridge lab schedule --type Reboot --vm web-0 --status Started    a host failure",
     "imds-bridge lab schedule --type Redeploy --hold    an approval does not start it before: lab release",
+)
+DESCRIBE_EXAMPLES = (
+    "imds-bridge lab describe web-0 resourceGroupName=other    it has moved",
+    "imds-bridge lab describe web-0 vmId resourceGroupName subscriptionId resourceId    a part of it",
+    """imds-bridge lab describe web-0 'tagsList=[{"name":"env","value":"test"}]'""",
 )
 EVENT_COMMANDS = (
     ("start", "start an event now, approved or not"),
@@ -95,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
                 _schedule(args)
             case "fault":
                 _fault(args)
+            case "describe":
+                _call(args, "POST", "/describe", vm=args.vm, properties=_properties(args.properties))
             case "state":
                 show(*json.dumps(_call(args, "GET", "/state"), indent=2).split("\n"))
             case name:
@@ -139,6 +147,14 @@ def _fault(args: argparse.Namespace) -> None:
         _call(args, "POST", "/fault", count=args.count or None, **values)
 
 
+def _properties(given: Sequence[str]) -> dict[str, Any]:
+    pairs = (text.partition("=") for text in given)
+    return {
+        name: (json.loads(value) if value[:1] == "[" else value) if is_given else None
+        for name, is_given, value in pairs
+    }
+
+
 def _call(args: argparse.Namespace, method: str, path: str, **values: Any) -> Any:
     """Return the answer of the control API; raise LabError if it refuses or does not answer."""
     session = requests.Session()
@@ -165,6 +181,11 @@ def _add_commands(subparsers: Subparsers) -> None:
         command = _add_command(subparsers, name, help_text, example)
         command.add_argument("event_id", metavar="EVENT_ID", help=event_id)
     _add_fault(subparsers)
+    described = "change a VM's instance data: name, resourceGroupName, tagsList; no property: as it was"
+    command = _add_command(subparsers, "describe", described, *DESCRIBE_EXAMPLES)
+    command.add_argument("vm", metavar="VM")
+    one = "its new value, a list as JSON; NAME alone: leave it out"
+    command.add_argument("properties", nargs="*", metavar="NAME[=VALUE]", help=one)
     state = "show events, VMs, approvals and incarnation as JSON"
     _add_command(subparsers, "state", state, "imds-bridge lab state")
     _add_command(subparsers, "scenarios", "list the scenarios", "imds-bridge lab scenarios", control=False)

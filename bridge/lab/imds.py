@@ -94,6 +94,7 @@ class ImdsLab:
         self._recent: dict[str, deque[float]] = {name: deque() for name in vms}  # requests of the last second
         self._requests: deque[HttpRequest] = deque(maxlen=KEPT_REQUESTS)
         self._approvals: list[Approval] = []
+        self._described: dict[str, dict[str, Any]] = {}
         self._closed = False
         with ExitStack() as stack:
             self._serve(stack, port)
@@ -210,6 +211,16 @@ class ImdsLab:
         with self._changed:
             self._timetable.change(event_id, fields)
 
+    def describe(self, vm: str, properties: dict[str, Any]) -> None:
+        """Answer with other instance data of a VM, in place of what an earlier call gave.
+
+        Args:
+            vm: the name of the VM, which its address keeps.
+            properties: by the names of instance data; None leaves one out.
+        """
+        self.url(vm)
+        self._described = {**self._described, vm: properties}
+
     def fault(
         self, kind: str | int, *, count: int | None = 1, method: str | None = "GET", **values: Any
     ) -> None:
@@ -293,7 +304,8 @@ class ImdsLab:
             return refusal
         if path_of(request) == EVENTS_PATH:
             return self._document(request) if request.method == "GET" else self._approve(request)
-        compute = rendering.compute_of(request.server, *self._group)
+        whole = rendering.compute_of(request.server, *self._group) | self._described.get(request.server, {})
+        compute = {name: value for name, value in whole.items() if value is not None}
         return json_answer(compute if path_of(request) == COMPUTE_PATH else {"compute": compute})
 
     def _document(self, request: HttpRequest) -> Answer:
@@ -338,6 +350,7 @@ class ImdsLab:
         return {
             ("POST", "/schedule"): lambda **values: {"event_id": self.schedule(**values)},
             **{("POST", f"/{one.__name__}"): one for one in by_id},
+            ("POST", "/describe"): self.describe,
             ("POST", "/fault"): self.fault,
             ("POST", "/clear-faults"): self.clear_faults,
             ("GET", "/state"): self.state,

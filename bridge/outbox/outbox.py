@@ -79,7 +79,7 @@ class Outbox:
         StateError: another process holds the folder, or a newer version wrote it.
 
     Attributes:
-        epoch: the id of this run of the process, in which it counts its own events.
+        epoch: the id of this run, in which the process counts its own events.
         previous_run: the epoch and the last committed number of the run before; (None, None) where there was none.
         changes: counts what ends a wait.
     """
@@ -123,6 +123,11 @@ class Outbox:
                 "another sink, `imds-bridge outbox drop --waiting` deletes them",
                 *(count, sink),
             )
+
+    def begin_run(self) -> None:
+        """Begin another run in this process, which counts its own events anew."""
+        with self._changed:
+            self.previous_run, self.epoch, self._number = (self.epoch, self._number), uuid4().hex, 0
 
     def _wanted_by(self, event: StoredEvent) -> list[str]:
         return [name for name, (wanted, _) in self.sinks.items() if wanted.matches(event)]

@@ -27,12 +27,13 @@ SEND_SECONDS = 15.0
 class ApproveCommand:
     """What to approve, and what the command says about it.
 
-    `vm` and `resource_group` name the VM whose session gets the command; "" for this VM.
+    `vm`, `resource_group` and `subscription` name the VM whose session gets the command; "" for this VM.
     """
 
     event_ids: Sequence[str]
     vm: str = ""
     resource_group: str = ""
+    subscription: str = ""
     reason: str = ""
     expires_seconds: float = 600.0
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from bridge.config.models import Config, find_exposed
 from bridge.config.sinks import SinkSettings
 from bridge.errors import UsageError
+from bridge.imds.instance import approval_session
 from bridge.runtime import log as logs
 from bridge.runtime.threads import Signals, Stop
 from bridge.service.forwarder import Forwarder
-from bridge.service.identity import Role, approval_session
+from bridge.service.identity import Role
 from bridge.service.parts import Parts, sinks_of
 from bridge.service.process import Flow, Process
 

@@ -86,6 +86,7 @@ class Forwarder:
         self._bridge_events.emit_losses(self._begin_again)
         wait_seconds = self.poll()
         self._identity.resolve()
+        self._bridge_events.follow_name()
         self._bridge_events.emit_heartbeat(self._open_events)
         return wait_seconds
 
@@ -145,6 +146,9 @@ class Forwarder:
         must_join = self._ended is not None and self._parts.outbox.storage_error is None
         changed = body != self._body or must_join or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
+        if document and not self._identity.resolved:
+            self._identity.resolve(at_once=True)
+            self._bridge_events.follow_name()
         gap = self._reachability.note_answer()
         events, records = [*gap.events], {**gap.records}
         if document:

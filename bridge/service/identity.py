@@ -10,7 +10,6 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Literal
 
 from bridge.config.models import Config
-from bridge.contract.types import session_id
 from bridge.errors import ImdsError, StateError
 from bridge.events.builder import Reporter
 from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
@@ -24,7 +23,12 @@ log = logging.getLogger(__name__)
 # How long a start waits for instance data, if the state may be another VM's.
 SETTLE_SECONDS = 5.0
 SETTLE_PAUSE_SECONDS = 0.5
-RESOLVE_EVERY_SECONDS = 30.0
+# How often instance data is read while some of it is missing, and once it is complete.
+RESOLVE_EVERY_SECONDS = 60.0
+READ_EVERY_SECONDS = 600.0
+# How long an event waits for it, and how often.
+AT_ONCE_SECONDS = 0.2
+AT_ONCE_PAUSE_SECONDS = 0.9
 
 Role = Literal["forward", "listen", "relay"]
 
@@ -42,9 +46,10 @@ class VmIdentity:
         boot_id: the machine's, "" if unknown; a clone has started after its state was copied.
 
     Attributes:
-        vm: this VM; None while it is unknown.
-        resolved: whether this run has had instance data.
-        last_error: why it has none, "" before the first try.
+        vm: in whose name this run publishes; None while that is unknown.
+        next_vm: in whose name the next run will, if instance data names the VM otherwise by now; else None.
+        resolved: whether instance data has confirmed the name in this process.
+        last_error: why something of what every VM has is not known; "" before the first try.
     """
 
     config: Config
@@ -55,14 +60,15 @@ class VmIdentity:
     clock: Clock
     boot_id: str = ""
     vm: Vm | None = field(default=None, init=False)
+    next_vm: Vm | None = field(default=None, init=False)
     resolved: bool = field(default=False, init=False)
     last_error: str = field(default="", init=False)
-    _resolve_at: float = field(default=-math.inf, init=False)
-    _name: str = field(default="", init=False)
-    _own_source: str = field(default="", init=False)
+    _asked_at: float = field(default=-math.inf, init=False)
+    _pause_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self._log_limit = RepeatLimit(self.clock)
+        self._host = socket.gethostname()  # it may change at a boot
 
     def settle(self, wait: Callable[[float], object]) -> None:
         """Find out whose the state is, before anything is committed or delivered; another VM's is moved aside.
@@ -78,29 +84,43 @@ class VmIdentity:
         if self.imds and not (kept and kept["boot_id"] and kept["boot_id"] == self.boot_id):
             while not self._ask() and self.clock.monotonic() < last_try_at and not wait(SETTLE_PAUSE_SECONDS):
                 pass
-        self._name = self.vm.name if self.vm else socket.gethostname()
-        self._own_source = self.reporter().own_source  # within a run, both stay the same
+        if self.next_vm:  # nothing is published in the other name yet
+            self._name_run(self.next_vm)
+        self._pause_seconds = READ_EVERY_SECONDS if self._is_known else 0.0
 
-    def resolve(self) -> None:
-        """Request instance data now and then until there is some.
+    def resolve(self, *, at_once: bool = False) -> None:
+        """Request instance data: soon, and then every minute, while some is missing, else every ten minutes.
+
+        Args:
+            at_once: an event waits for the name, for at most 200 ms.
 
         Raises:
             StateError: the state is another VM's after all; the next start moves it aside.
         """
-        now = self.clock.monotonic()
-        if self.imds and not self.resolved and now >= self._resolve_at:
-            self._resolve_at = now + RESOLVE_EVERY_SECONDS
-            self._ask(is_running=True)
+        pause_seconds = min(AT_ONCE_PAUSE_SECONDS, self._pause_seconds) if at_once else self._pause_seconds
+        if self.imds and self.clock.monotonic() - self._asked_at >= pause_seconds:
+            self._ask(is_running=True, limit_seconds=AT_ONCE_SECONDS if at_once else INSTANCE_SECONDS)
+            again = 1.0 if at_once else min(RESOLVE_EVERY_SECONDS, max(1.0, 2 * self._pause_seconds))
+            self._pause_seconds = READ_EVERY_SECONDS if self._is_known else again
 
-    def _ask(self, *, is_running: bool = False) -> bool:
-        """Request instance data once, and compare it with what is kept; return whether there is some."""
+    def begin_run(self) -> None:
+        """Begin the run in the name of `next_vm`, after the last event of the one before."""
+        assert self.next_vm is not None  # noqa: S101 - the caller has checked it
+        self.outbox.begin_run()
+        self._name_run(self.next_vm)
+
+    @property
+    def _is_known(self) -> bool:
+        return bool(self.resolved or self.next_vm) and not self.last_error
+
+    def _ask(self, *, is_running: bool = False, limit_seconds: float = INSTANCE_SECONDS) -> bool:
+        """Request instance data once, and compare it with what is known; return whether it is as complete."""
         assert self.imds is not None  # noqa: S101 - the callers have checked it
+        self._asked_at = self.clock.monotonic()
         try:
-            vm = self.imds.instance()
+            vm = self.imds.instance(limit_seconds)
         except ImdsError as error:
-            self.last_error = str(error)
-            if self._log_limit.is_due(str(error)):
-                log.warning("the VM's identity is not available yet: %s", error)
+            self._note(str(error))
             return False
         was = self.vm.vm_id if self.vm else ""
         if was and vm.vm_id and was.lower() != vm.vm_id.lower():
@@ -119,29 +139,41 @@ class VmIdentity:
                 "the state is another VM's (a clone or an image?): moved aside; starting with an empty outbox",
                 extra={"kept_as": str(target), "was": was, "is": vm.vm_id},
             )
-        self.vm, self.resolved, self.last_error = vm, True, ""
-        self.outbox.commit([], records={(STATE, VM): {"boot_id": self.boot_id, "vm": asdict(vm)}})
+            self.vm = None
+        known, missing = self.next_vm or self.vm, [] if self.config.imds.vm_name else vm.missing
+        self._note(f"instance data lacks {', '.join(missing)}" if missing else "")
+        if known and len(missing) > len(known.missing):
+            self.resolved |= known is self.vm and vm.name.lower() == known.name.lower()
+            return False
+        same = vm.named_as(self.vm) if self.vm else None
+        self.next_vm = None if same else vm
+        if same:
+            self._name_run(same)
         return True
+
+    def _note(self, error: str) -> None:
+        """Note why instance data is missing; once it is known, a reading that fails takes nothing away."""
+        if not self._is_known:
+            self.last_error = error
+        if error and self._log_limit.is_due(error):
+            log.warning("the VM's identity is not available yet: %s", error)
+
+    def _name_run(self, vm: Vm) -> None:
+        is_kept = self.resolved and vm == self.vm
+        self.vm, self.next_vm, self.resolved = vm, None, True
+        if not is_kept:
+            self.outbox.commit([], records={(STATE, VM): {"boot_id": self.boot_id, "vm": asdict(vm)}})
 
     def reporter(self) -> Reporter:
         """Return what builds events in this VM's name, as far as it is known, as of now."""
         return Reporter(
-            name=self._name,
+            name=self.vm.name if self.vm else self._host,
             role=self.role,
             epoch=self.outbox.epoch,
             at=self.clock.now(),
             next_number=self.outbox.next_number,
             vm=self.vm,
             group_source=self.config.source,
-            vm_source=self._own_source or self.config.vm_source,
+            vm_source=self.config.vm_source,
             session=self.config.approvals.session if self.config.approvals else "",
         )
-
-
-def approval_session(template: str, vm: Vm | None) -> str | None:
-    """Return a VM's session id; "" without a template, None while the VM is unknown."""
-    if not template:
-        return ""
-    if vm is None:
-        return None
-    return session_id(template, vm=vm.name, resource_group=vm.resource_group)

@@ -115,7 +115,7 @@ class Listener:
 
     def run_once(self, wait_seconds: float) -> None:
         """Make one pass: wait up to `wait_seconds` for messages, decide what can be decided, commit and settle."""
-        self._identity.resolve()
+        self._identify()
         if self._bridge_events.emit_heartbeat(self._look) and self.receiver:
             self.receiver.receive_until(self._rest_from)
         self._bridge_events.emit_losses()
@@ -125,6 +125,16 @@ class Listener:
             self._decide()
         self._answers.report_surplus()
         self._answers.commit()
+
+    def _identify(self) -> None:
+        """Learn who the VM is; another name counts once no command and no program of the one before is left."""
+        identity = self._identity
+        document = None if identity.resolved else self._approver.document()
+        identity.resolve(at_once=bool(document and document.events))
+        is_free = not (identity.resolved and (self._pending or self._runs))
+        if is_free and self._bridge_events.follow_name() and self.receiver:
+            self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
+            self.receiver.receive_until(self._rest_from)
 
     @property
     def _rules(self) -> Rules:

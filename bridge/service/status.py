@@ -310,7 +310,7 @@ def _vague_faults(status: Mapping[str, Any]) -> Iterator[str]:
         error = status["last_error"] or "the last request was answered"
         yield f"IMDS fails to answer {share:.0%} of the requests, so notices are seen late: {error}"
     if status.get("identity_error"):
-        yield f"instance data is not available, so nothing is approved: {status['identity_error']}"
+        yield f"instance data is missing or incomplete, so approvals may wait: {status['identity_error']}"
 
 
 def _imds_faults(status: Mapping[str, Any], now: datetime) -> Iterator[str]:

@@ -99,6 +99,9 @@ param consoleApprovers string[] = []
 @description('URL of the Key Vault secret that signs the console\'s commands; empty: they are not signed.')
 param consoleSigningSecretUrl string = ''
 
+@description('`session` of the listeners\' [approvals]. Where the queue serves several subscriptions: {subscription}.{resource_group}.{vm}')
+param consoleApprovalSession string = '{resource_group}.{vm}'
+
 @description('Resource id of a subnet for the console, delegated to Microsoft.App/environments; empty: none. It cannot be changed later.')
 param consoleSubnetId string = ''
 
@@ -358,6 +361,7 @@ module console 'modules/console.bicep' = if (!empty(consoleName)) {
     viewers: consoleViewers
     approvers: consoleApprovers
     signingSecretUrl: consoleSigningSecretUrl
+    approvalSession: consoleApprovalSession
     subnetId: consoleSubnetId
     workspaceId: workspaceId
   }

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
+from bridge.imds.instance import Vm
 from tests.support.audit import HOUR, START, VM, Process, audit, iso
+from tests.support.clock import MovedClock
+from tests.support.console import shown
 from tests.support.consumers import run_script
+from tests.support.forward import Station
+from tests.support.imds import WEB_0, WEB_1, ScriptedImds
 
 
 def test_vms_with_one_name_in_two_groups_do_not_hide_each_others_death(tmp_path: Path) -> None:
@@ -83,6 +90,40 @@ def test_a_first_run_without_instance_data_is_found_under_the_name_of_the_host(t
     process.start(name="web-0").hours(3)
     verdict = audit(tmp_path, process.events, "--now", iso(process.at))
     assert (verdict.code, verdict.kinds) == (0, [])
+
+
+class MovingImds(ScriptedImds):
+    """Answers with a part of the instance data at first, and then says that the VM has moved, every 700 s."""
+
+    def instance(self, limit_seconds: float = 2.0) -> Vm:
+        """Return what holds now."""
+        super().instance(limit_seconds)
+        began_at = self._moved.monotonic() - MovedClock().monotonic()
+        names = [Vm(name="pool_24"), replace(WEB_0, scale_set="pool"), WEB_0, WEB_1]
+        vm = names[min(int(began_at / 700), 3)]
+        return replace(vm, vm_id=vm.vm_id and WEB_0.vm_id)
+
+
+def test_a_vm_that_gets_another_name_while_it_runs_has_stopped_under_the_old_one(tmp_path: Path) -> None:
+    clock = MovedClock()
+    station = Station(tmp_path / "state", MovingImds(clock), clock)
+    station.run(waits=3000)
+    stopping, events = station.all_events()[-1], station.all_events()[:-1]
+    station.close()
+    assert stopping["data"]["Reason"] == "Stopping"
+    assert len({event["source"] for event in events if "reporter" in event}) == 3
+    verdict = audit(tmp_path, events, "--now", iso(clock.wall()))
+    assert (verdict.code, verdict.kinds) == (0, [])
+    with shown(tmp_path) as seen:
+        for event in events:
+            seen.add(json.dumps(event).encode(), at=datetime.fromisoformat(event["time"]))
+        seen.clock.advance(clock.wall() - seen.clock.wall())
+        found = [(vm.resource_id or vm.name, vm.watch, vm.missing) for vm in seen.vms()]
+    assert sorted(found) == [
+        (WEB_0.resource_id, "stopped", 0),
+        (WEB_1.resource_id, "watched", 0),
+        ("pool_24", "stopped", 0),
+    ]
 
 
 def test_a_vm_whose_arm_id_changes_its_letter_case_is_one_vm(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ PARAMETERS: Mapping[str, Any] = {
     "viewers": ["viewer"],
     "approvers": [],
     "signingSecretUrl": "",
+    "approvalSession": "{resource_group}.{vm}",
     "registry": "",
     "identity": {"id": "/id", "properties": {"clientId": CLIENT_ID}},
     "managedEnvironment": {

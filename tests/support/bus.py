@@ -18,10 +18,11 @@ from bridge.config.base import Secret
 from bridge.config.models import ApiVersion, Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
+from bridge.imds.instance import approval_session
 from bridge.lab.imds import EVENTS_PATH
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
-from bridge.service.identity import VmIdentity, approval_session
+from bridge.service.identity import VmIdentity
 from bridge.service.listener import Listener
 from bridge.service.parts import NoMeter
 from tests.support.forward import parts_of

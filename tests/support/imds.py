@@ -89,9 +89,9 @@ class ImdsDouble(ImdsClient):
         self._record(ImdsCall(method="document", timeout_seconds=timeout_seconds))
         return self._body
 
-    def instance(self) -> Vm:
+    def instance(self, limit_seconds: float = 2.0) -> Vm:
         """Return the instance data that was set."""
-        self._record(ImdsCall(method="instance"))
+        self._record(ImdsCall(method="instance", timeout_seconds=limit_seconds))
         return self.vm
 
     def approve(self, event_ids: Sequence[str], *, incarnation: Json, limit_seconds: float = 10.0) -> None:

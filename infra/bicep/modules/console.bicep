@@ -25,6 +25,9 @@ param approvers string[]
 @description('URL of the Key Vault secret that signs commands; empty: they are not signed.')
 param signingSecretUrl string
 
+@description('`session` of the listeners.')
+param approvalSession string
+
 @description('Resource id of the subnet of its environment; empty: none, and it reaches public addresses only.')
 param subnetId string
 
@@ -133,7 +136,7 @@ var approvalSettings = [
   }
   {
     name: 'IMDS_BRIDGE__APPROVALS__SESSION'
-    value: '{resource_group}.{vm}'
+    value: approvalSession
   }
   {
     name: 'IMDS_BRIDGE__APPROVALS__CLIENT_ID'

@@ -17,6 +17,7 @@ from bridge.cli.approve import parse_duration
 from bridge.config.loader import load
 from bridge.errors import ConfigError
 from bridge.http.signing import sign
+from bridge.lab.rendering import SUBSCRIPTION_ID
 from tests.support.bus import FLEET, QUEUE, SECRET, SUBSCRIPTION, TOPIC, BusRig, Sender, message, wait_settled
 from tests.support.cli import Cli, CommandResult
 from tests.support.imds_lab import ImdsLab
@@ -81,18 +82,19 @@ def receipt(command_id: str, event_id: str, *, outcome: str = "Accepted", **data
     )
 
 
+@pytest.mark.parametrize("session", ["{resource_group}.{vm}", "{subscription}.{vm}"])
 def test_it_sends_a_signed_command_to_the_session_of_the_vm(
-    tmp_path: Path, cli: Cli, imds: ImdsLab, bus: ServiceBusLab
+    tmp_path: Path, cli: Cli, imds: ImdsLab, bus: ServiceBusLab, session: str
 ) -> None:
-    session = "{resource_group}.{vm}"
+    id_ = session.format(resource_group="lab", vm="web-1", subscription=SUBSCRIPTION_ID)
     cli.write(**settings(imds, bus, queue=FLEET, session=session, signing_secret=SECRET))
     event = imds.schedule(event_type="Reboot", resources=["web-1"])
     done = cli("approve", event, "--vm", "web-1", "--reason", "now")
     assert (done.code, done.err) == (0, "")
-    assert f"for {event} to session lab.web-1" in done.out
+    assert f"for {event} to session {id_}" in done.out
     (sent,) = bus.entity(FLEET).messages
     envelope = json.loads(sent.body)
-    assert sent.session_id == "lab.web-1"
+    assert sent.session_id == id_
     assert (sent.message_id, sent.subject) == (envelope["id"], "io.imdsbridge.command.approve.v1")
     assert envelope["data"]["EventIds"] == [event]
     assert (envelope["data"]["Vm"], envelope["data"]["Reason"]) == ("web-1", "now")

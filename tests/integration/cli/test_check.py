@@ -59,6 +59,20 @@ def test_a_working_configuration_shows_each_part_and_exits_0(cli: Cli, imds: Imd
     assert not cli.state().exists()
 
 
+def test_a_part_of_instance_data_and_a_source_without_the_vm_are_warnings(cli: Cli, imds: ImdsLab) -> None:
+    imds.describe("web-0", {"vmId": None, "subscriptionId": ""})
+    endpoint = {"endpoint": imds.url("web-0")}
+    cli.write(vm_source="urn:contoso:fleet", imds=endpoint)
+    warnings = [row["message"] for row in cli.check().json if row["result"] == "warn"]
+    assert warnings == [
+        "this VM is web-0; IMDS lacks vmId, subscriptionId",
+        "vm_source names no VM: urn:contoso:fleet",
+    ]
+    imds.describe("web-0", {})
+    cli.write(vm_source="urn:contoso:WEB-0", imds=endpoint)
+    assert {row["result"] for row in cli.check().json} == {"ok"}
+
+
 def test_an_imds_that_is_down_fails_with_the_reason_and_the_remedy(cli: Cli, imds: ImdsLab) -> None:
     cli.sinks()
     url = imds.url("web-0")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
+from bridge.service import identity
 from bridge.service.listener import MAX_WAITING
 from tests.support.bus import (
     FLEET,
@@ -123,6 +124,32 @@ def test_commands_come_from_the_session_of_this_vm_alone(
             with BusRig(tmp_path / "1", imds, bus, vm="web-1", **options) as other:
                 assert other.receipt_of("other")["Reason"] == "approved"
                 wait_settled(bus, FLEET)
+
+
+def test_a_vm_of_which_a_part_is_known_gets_its_session_and_another_after_a_move_without_a_restart(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "READ_EVERY_SECONDS", 0.5)
+    part = dict.fromkeys(("vmId", "resourceGroupName", "subscriptionId", "resourceId", "tagsList"))
+    imds.describe("web-0", {**part, "name": "web-24"})
+    events = [reboot(imds, name) for name in ("web-0", "web-0", "web-0")]
+    options: dict[str, Any] = {"queue": FLEET, "session": "{resource_group}.{vm}"}
+    with Sender(bus, FLEET) as sender, BusRig(tmp_path, imds, bus, **options) as rig:
+        wait_until(lambda: rig.listener.status()["vm"] == "web-24")
+        assert rig.commands._connection is None
+        imds.describe("web-0", {})
+        for event, group in zip(events, ("lab", "other", "other"), strict=True):
+            sender.send(command(event, id=event, session=f"{group}.web-0"))
+            assert rig.receipt_of(event)["Reason"] == "approved"
+            imds.describe(
+                "web-0", {"resourceGroupName": "other", "tagsList": [{"name": "env", "value": event}]}
+            )
+        known = rig.listener.parts.identity
+        wait_until(lambda: known.vm and known.vm.tags == {"env": event})
+        ends = [one for one in rig.events() if one["data"].get("Reason") == "Stopping"]
+        starts = [one for one in rig.events() if one["data"].get("Reason") == "Started"]
+    assert [one["data"]["PreviousEpoch"] for one in starts[1:]] == [one["reporterepoch"] for one in ends]
+    assert [one["reporter"] for one in starts[1:]] == ["web-24/listen", "web-0/listen", "web-0/listen"]
 
 
 def test_commands_come_from_a_subscription(tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab) -> None:

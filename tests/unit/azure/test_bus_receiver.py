@@ -251,7 +251,9 @@ def test_a_lost_lock_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bus_receiver, "renew_locks", renew)
     sdk: Any = SimpleNamespace(session=None)
-    connection = Connection(client=sdk, receiver=sdk, address="", what="commands", clock=MovedClock())
+    connection = Connection(
+        client=sdk, receiver=sdk, address="", what="commands", session="", clock=MovedClock()
+    )
     connection.unsettled = dict.fromkeys(messages, 0.0)
     for renew_one in connection.locks_to_renew():
         renew_one()

@@ -227,6 +227,10 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
         ("[imds]\npoll_seconds = 0.1", "imds.poll_seconds: given 0.1, expected greater than or equal to 0.2"),
         ("[imds]\npoll_seconds = nan", "imds.poll_seconds: given NaN, expected"),
         ('[imds]\nendpoint = "169.254.169.254"', 'imds.endpoint: given "169.254.169.254", expected a URL'),
+        (
+            '[imds]\nvm_name = "a"\n[approvals]\nnamespace = "n.example"\nqueue = "q"\nsession = "{subscription}"',
+            "imds.vm_name: given with a session of more than {vm}",
+        ),
         ('[imds]\nvm_name = "web 0"', 'imds.vm_name: given "web 0", expected a text that matches'),
         ('[metrics]\nlisten = "9464"', f'metrics.listen: given "9464", {A_PORT}'),
         ('[metrics]\nlisten = ":9464"', f'metrics.listen: given ":9464", {A_PORT}'),

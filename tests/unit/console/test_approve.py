@@ -30,10 +30,10 @@ class RecordedApprovals:
         self.sent: list[tuple[str, str, str, str, str]] = []
         self.approvals = Approvals(send=self._send, clock=self.clock)
         resource_id = "/subscriptions/s/resourceGroups/shop/providers/x/web-0"
-        self.vms = [replace(VM, resource_id=resource_id)]
+        self.vms = [replace(VM, resource_id=resource_id, subscription="s")]
 
     def _send(self, event_id: str, vm: Vm, reason: str, person: str) -> str:
-        self.sent.append((event_id, vm.name, vm.resource_group, reason, person))
+        self.sent.append((event_id, vm.name, f"{vm.subscription_id}.{vm.resource_group}", reason, person))
         return "command"
 
     def fields(self, **changes: str) -> dict[str, str]:
@@ -56,7 +56,7 @@ class RecordedApprovals:
 def test_the_command_names_who_asks_why_and_the_listener() -> None:
     rig = RecordedApprovals()
     assert rig.approve(rig.fields()) == "command"
-    assert rig.sent == [("4CAEA225-FCD853", "web-0", "shop", "drained", "ana")]
+    assert rig.sent == [("4CAEA225-FCD853", "web-0", "s.shop", "drained", "ana")]
 
 
 def test_the_form_names_the_vm_whose_listener_gets_the_command() -> None:

@@ -28,7 +28,7 @@ from bridge.service.bridge_events import LISTED_IDS, BridgeEvents
 from bridge.service.forwarder import Forwarder, Gap
 from tests.support.diff import FIRST, SECOND, entry
 from tests.support.forward import DAY, HOUR, Scripted, name_of
-from tests.support.imds import WEB_1
+from tests.support.imds import WEB_0, WEB_1
 from tests.support.outbox import abandon, trace
 
 GAP = ["imds.unreachable", "imds.recovered"]
@@ -968,7 +968,28 @@ def test_a_clone_that_could_not_read_the_state_moves_it_aside_once_it_can(statio
     assert station.polled() == []
 
 
-def test_a_process_whose_vm_is_known_only_later_keeps_its_reporter(station: Scripted) -> None:
+def test_after_a_silent_start_the_first_good_document_asks_who_the_vm_is_and_waits_for_200_ms(
+    station: Scripted,
+) -> None:
+    station.imds.fail(500)
+    station.outbox.commit([], records={("state", "vm"): None})
+    station.restart()
+    station.run(waits=100)
+    station.events()
+    station.imds.restore()
+    station.imds.schedule()
+    station.poll()
+    stopping, started, *_, event, _ = station.events()
+    assert station.imds.calls[-1].timeout_seconds == 0.2
+    assert (stopping["data"]["Reason"], started["data"]["Reason"]) == ("Stopping", "Started")
+    assert started["data"]["PreviousEpoch"] == stopping["reporterepoch"]
+    assert event["type"].endswith("scheduled.v1")
+    assert (event["data"]["AffectsThisVm"], event["data"]["Vm"]["VmId"]) == (True, WEB_0.vm_id)
+
+
+def test_an_event_goes_out_without_the_name_if_instance_data_fails_and_the_name_follows_within_a_second(
+    station: Scripted,
+) -> None:
     station.imds.fail(500, methods=INSTANCE)
     station.outbox.commit([], records={("state", "vm"): None})
     station.restart()
@@ -976,11 +997,9 @@ def test_a_process_whose_vm_is_known_only_later_keeps_its_reporter(station: Scri
     station.run(waits=1)
     heartbeat, event, document, _ = station.events()
     assert (event["data"]["AffectsThisVm"], event["data"]["Vm"]["VmId"]) == (None, "")
+    assert document["reporter"] == heartbeat["reporter"]
     station.imds.restore()
-    station.poll_for(30)
-    station.identity.resolve()
     station.imds.start(FIRST)
     station.poll()
-    event, later = station.events()
-    assert (event["data"]["AffectsThisVm"], later["data"]["Vm"]["Name"]) == (True, "web-0")
-    assert later["reporter"] == document["reporter"] == heartbeat["reporter"]
+    *_, event, later = station.events()
+    assert (event["data"]["AffectsThisVm"], later["reporter"]) == (True, "web-0/forward")

@@ -81,7 +81,7 @@ def test_a_sink_that_retries_needs_nobody_before_the_limit() -> None:
         ({"failed_share": 0.6}, "60% .*: the last request was answered"),
         (
             {"identity_error": "no answer"},
-            "instance data is not available, so nothing is approved: no answer",
+            "instance data is missing or incomplete, so approvals may wait: no answer",
         ),
     ],
 )

@@ -14,11 +14,11 @@ from bridge.config.models import Config
 from bridge.errors import StateError
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
-from bridge.imds.instance import Vm
+from bridge.imds.instance import Vm, approval_session
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE, Loss
 from bridge.service.bridge_events import BridgeEvents
-from bridge.service.identity import SETTLE_SECONDS, VmIdentity, approval_session
+from bridge.service.identity import SETTLE_SECONDS, VmIdentity
 from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.imds import WEB_0, WEB_1, ImdsDouble
@@ -72,7 +72,6 @@ def published(outbox: Outbox) -> list[dict[str, Any]]:
     [
         (WEB_0, False),
         (replace(WEB_0, vm_id=WEB_0.vm_id.upper()), False),
-        (replace(WEB_0, vm_id=""), False),
         (replace(WEB_0, name="renamed"), False),
         (WEB_1, True),
         (replace(WEB_0, vm_id=WEB_1.vm_id), True),
@@ -86,6 +85,22 @@ def test_only_another_vm_id_means_another_vm(
     imds.vm = vm
     assert start().vm == vm
     assert waiting(outbox) == ([] if is_other else ["kept"])
+
+
+@pytest.mark.parametrize("name", ["web-0", "WEB-0", "pool_24"])
+def test_a_part_of_instance_data_replaces_nothing_that_is_known_and_a_clone_is_seen_later(
+    start: Start, imds: ImdsDouble, clock: MovedClock, name: str
+) -> None:
+    start(boot_id="1")
+    imds.vm = Vm(name=name, location="westeurope")
+    identity = start(boot_id="2")
+    assert identity.vm == WEB_0
+    assert identity.resolved == (name != "pool_24")
+    assert identity.last_error == "instance data lacks vmId, resourceGroupName, subscriptionId"
+    imds.vm = WEB_1
+    clock.advance(60)
+    with pytest.raises(StateError, match="the state is that of VM"):
+        identity.resolve()
 
 
 def test_a_stop_ends_the_wait_for_instance_data(imds: ImdsDouble, start: Start) -> None:
@@ -121,51 +136,85 @@ def test_a_restart_on_the_same_boot_needs_no_instance_data(start: Start, imds: I
     assert len(imds.calls) == asked
 
 
-def test_instance_data_is_requested_every_30_seconds_until_there_is_some(
-    start: Start, imds: ImdsDouble, clock: MovedClock
+@pytest.mark.parametrize("vm", [None, replace(WEB_0, resource_group="")])
+def test_instance_data_is_requested_soon_and_then_every_minute_until_it_is_complete_and_then_every_ten(
+    start: Start, imds: ImdsDouble, clock: MovedClock, vm: Vm | None
 ) -> None:
-    imds.fail(500)
+    imds.fail(500, methods=() if vm else ("instance",))
+    imds.vm = vm or WEB_0
     identity = start()
     requested_at = []
-    for second in range(100):
-        if second == 80:
+    for second in range(900):
+        if second == 180:
             imds.restore()
+            imds.vm = WEB_0
         before = len(imds.calls)
         identity.resolve()
         if len(imds.calls) > before:
             requested_at.append(second)
         clock.advance(1)
-    assert requested_at == [0, 30, 60, 90]
-    assert identity.resolved
+    assert requested_at == [0, 1, 3, 7, 15, 31, 63, 123, 183, 783]
+    assert (identity.next_vm, identity.last_error) == (WEB_0, "")
 
 
-def test_the_source_of_a_vms_own_events_stays_within_a_run_although_instance_data_comes_late(
-    start: Start, imds: ImdsDouble, outbox: Outbox
+def test_tags_follow_with_the_next_reading_and_a_reading_that_fails_changes_nothing(
+    start: Start, imds: ImdsDouble, clock: MovedClock, outbox: Outbox
 ) -> None:
-    imds.fail(500)
     identity = start()
-    BridgeEvents(identity).emit_started()
-    imds.restore()
+    epoch = outbox.epoch
+    imds.vm = replace(WEB_0, tags={"owner": "shop"}, name="WEB-0")  # Azure spells names in any case
+    clock.advance(600)
     identity.resolve()
-    BridgeEvents(identity).emit_heartbeat()
-    first, second = published(outbox)
-    assert first["source"].startswith("urn:imds-bridge:vm:")
-    assert second["source"] == first["source"]
-    assert second["reporter"] == first["reporter"]
-    assert second["data"]["Vm"]["ResourceId"] == WEB_0.resource_id
-    BridgeEvents(start()).emit_started()
-    assert published(outbox)[-1]["source"] == WEB_0.resource_id
+    imds.fail(500)
+    clock.advance(600)
+    identity.resolve()
+    assert identity.vm == replace(WEB_0, tags={"owner": "shop"})
+    assert (identity.next_vm, identity.last_error, outbox.epoch) == (None, "", epoch)
 
 
-def test_a_scheduled_event_has_its_groups_source_as_soon_as_instance_data_comes(
-    start: Start, imds: ImdsDouble
+MOVED = replace(
+    WEB_0, resource_group="other", resource_id=WEB_0.resource_id.replace("/shop/", "/other/"), tags={}
+)
+
+
+@pytest.mark.parametrize("was", [None, Vm(name="web-0"), WEB_0], ids=["unknown", "a part", "known"])
+def test_a_vm_that_is_named_otherwise_ends_its_run_and_begins_another_in_the_same_process(
+    start: Start, imds: ImdsDouble, outbox: Outbox, clock: MovedClock, was: Vm | None
 ) -> None:
-    imds.fail(500)
+    imds.fail(500, methods=() if was else ("instance",))
+    imds.vm = was or WEB_0
     identity = start()
-    assert group_source(identity).startswith("urn:imds-bridge:vm:")
+    events = BridgeEvents(identity)
+    events.emit_started()
+    events.list_later(["an id"])
+    old_source = group_source(identity)
     imds.restore()
+    imds.vm = MOVED
+    clock.advance(600)
     identity.resolve()
-    assert group_source(identity) == WEB_0.resource_id.partition("/providers/")[0]
+    assert group_source(identity) == old_source
+    assert [events.follow_name(), events.follow_name()] == [True, False]
+    assert group_source(identity) == MOVED.resource_id.partition("/providers/")[0]
+    first, last, second = published(outbox)
+    names = ("source", "reporter", "reporterepoch")
+    assert [last[name] for name in names] == [first[name] for name in names]
+    assert (last["data"]["Reason"], last["data"]["CloudEventIds"]) == ("Stopping", ["an id"])
+    assert (second["source"], second["reporter"]) == (MOVED.resource_id, "web-0/forward")
+    assert (second["reporterseq"], second["data"]["Reason"]) == ("000000000001", "Started")
+    assert second["reporterepoch"] != first["reporterepoch"]
+    assert second["data"]["PreviousEpoch"] == first["reporterepoch"]
+    assert second["data"]["PreviousLastReporterSeq"] == int(last["reporterseq"])
+    assert start().vm == MOVED
+
+
+def test_a_kill_between_two_names_continues_in_the_old_one_until_it_is_stopped(
+    start: Start, imds: ImdsDouble, clock: MovedClock
+) -> None:
+    identity = start(boot_id="1")
+    imds.vm = MOVED
+    clock.advance(600)
+    identity.resolve()
+    assert start(boot_id="1").vm == WEB_0
 
 
 def test_a_process_that_learns_late_that_the_state_is_another_vms_ends(
@@ -242,7 +291,9 @@ def test_losses_are_published_together_and_at_most_once_a_minute(
     [
         ("", None, ""),
         ("{vm}", None, None),
+        ("{resource_group}.{vm}", Vm(name="Web-0"), None),
         ("{resource_group}.{vm}", Vm(name="Web-0", resource_group="Shop"), "shop.web-0"),
+        ("{subscription}.{vm}", Vm(name="Web-0", subscription_id="AB-1"), "ab-1.web-0"),
     ],
 )
 def test_the_session_of_a_vm_is_named_in_lower_case_once_the_vm_is_known(

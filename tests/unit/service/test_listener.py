@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 
 from bridge.errors import ImdsError
 from bridge.imds.instance import Vm
+from bridge.outbox.rows import STATE, VM
+from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig, MakeListener, command_body
+from tests.support.machine import Machine, program
 
 
 @pytest.fixture
@@ -458,6 +462,41 @@ def test_nothing_is_approved_until_imds_has_confirmed_a_remembered_identity(rig:
     rig.imds.restore()
     rig.run(40)
     assert rig.reasons() == ["approved"]
+
+
+def test_after_a_silent_start_a_program_starts_with_the_first_good_document(
+    make_listener: MakeListener,
+) -> None:
+    machine = Machine()
+    rig = make_listener(auto=[{"run": [program()]}], make_run=machine.make)
+    rig.imds.fail(500)
+    rig.outbox.commit([], records={(STATE, VM): None})
+    rig.restart()
+    rig.run(100)
+    rig.imds.restore()
+    rig.imds.fail(500, methods=["instance"], count=1)
+    rig.imds.schedule("web-0", EventType="Preempt")
+    rig.run(2)
+    assert len(machine.runs) == 1
+
+
+def test_another_name_counts_once_no_program_runs_and_no_command_waits(make_listener: MakeListener) -> None:
+    machine = Machine()
+    rig = make_listener(auto=[{"run": [program()], "event_type": ["Redeploy"]}], make_run=machine.make)
+    rig.imds.schedule("web-0", EventType="Redeploy")
+    rig.run(1)
+    epoch, rig.imds.vm = rig.outbox.epoch, replace(WEB_0, resource_group="other", scale_set="web")
+    rig.run(600)
+    rig.send("AAAAAAAA-0000-4000-8000-000000000001")  # it waits for its event
+    rig.run(2)
+    machine.finish(code=0)
+    rig.run(2)
+    assert (rig.outbox.epoch, rig.listener.status()["waiting_commands"]) == (epoch, 1)
+    rig.run(40)
+    told = [(one["reporterepoch"] == epoch, one["data"].get("Reason")) for one in rig.events()]
+    assert told[-3:] == [(True, "unknown_event"), (True, "Stopping"), (False, "Started")]
+    assert not rig.receiver.rests
+    assert rig.decide(rig.imds.schedule("web-0"))["Outcome"] == "Accepted"
 
 
 def test_on_another_vm_nothing_is_continued_that_the_state_began(make_listener: MakeListener) -> None:
