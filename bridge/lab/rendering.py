@@ -145,6 +145,8 @@ def refusal_of(request: HttpRequest) -> Answer | None:
     if request.method not in allowed:
         return json_answer({"error": "Method not allowed."}, 405, allow=", ".join(allowed))
     versions = EVENT_VERSIONS if of_events else INSTANCE_VERSIONS
+    if version and version not in versions and of_events:
+        return refuse(404, "Not found. Invalid version requested")
     if version not in versions:
         newest = {"newest-versions": versions[::-1]}
         return refuse(400, "Bad request. A supported api-version is required.", **newest)

@@ -64,7 +64,7 @@ def reboot(imds: ImdsLab, *vms: str, **values: Any) -> str:
         ({"headers": {}, "version": "2017-08-01"}, 400),
         ({"headers": {**HEADER, "X-Forwarded-For": "10.0.0.1"}}, 400),
         ({"version": None}, 400),
-        ({"version": "2018-01-01"}, 400),
+        ({"version": "2018-01-01"}, 404),
         ({"path": "/metadata/ScheduledEvents"}, 404),
         ({"path": f"{EVENTS_PATH}/"}, 200),
         ({"method": "PUT"}, 405),
@@ -80,6 +80,8 @@ def test_a_request_is_answered_or_refused_as_by_the_service(
     answer = ask(imds, **given)
     assert answer.status_code == status
     if given.get("version") == "2018-01-01":
+        assert answer.json() == {"error": "Not found. Invalid version requested"}
+    if given == {"version": None}:
         assert answer.json()["newest-versions"] == sorted(EVENT_VERSIONS, reverse=True)
 
 
