@@ -55,8 +55,8 @@ FIRST_VERSIONS = {
 
 # Azure adds new values to the first three: an unknown one is never an error.
 KNOWN_VALUES = {
-    "EventType": ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"),
-    "EventStatus": ("Scheduled", "Started", "Completed", "Canceled", "Ended"),
+    "EventType": ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "SpotRebalanceRecommendation"),
+    "EventStatus": ("Scheduled", "Started", "Advisory", "Completed", "Canceled", "Ended"),
     "EventSource": ("Platform", "User"),
     "Outcome": ("Accepted", "Rejected", "Failed"),
 }
