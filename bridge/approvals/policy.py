@@ -10,13 +10,12 @@ from typing import Any, Literal
 
 from bridge.approvals.command import Command
 from bridge.config.approvals import Criterion, PolicySettings, RuleSettings
-from bridge.contract.types import KNOWN_VALUES
+from bridge.contract.types import is_new_type
 from bridge.imds.document import ADVISORY, SCHEDULED, STARTED, ScheduledEvent, fold_name, is_among
 
 Outcome = Literal["allowed", "accepted", "rejected", "failed"]
 
 TERMINATE = "terminate"
-_TYPES = [known.lower() for known in KNOWN_VALUES["EventType"]]
 AUTO_STEP_SECONDS = 10.0
 
 
@@ -132,9 +131,7 @@ def matches(
 
 def may_approve(rule: RuleSettings, event: ScheduledEvent) -> bool:
     """Return whether a rule that matches may approve an event: one of an unknown type only if it names that."""
-    event_type = event.raw.get("EventType")
-    is_unknown = isinstance(event_type, str) and event_type.lower() not in ("", *_TYPES)
-    return bool(rule.event_type) or not is_unknown
+    return bool(rule.event_type) or not is_new_type(event.raw.get("EventType"))
 
 
 def auto_wait_seconds(event: ScheduledEvent, *, vm_name: str, group: bool) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from bridge.console.rows import DAY, HOUR, MINUTE, EventRow, Filter
-from bridge.contract.types import KNOWN_VALUES
+from bridge.console.story import MINIMUM_NOTICE_SECONDS
 from bridge.formats.text import format_duration, join_names
 from bridge.runtime.text import sanitize
 
@@ -68,8 +68,8 @@ class Tile:
 
 
 def css_class(event_type: str) -> str:
-    """Return the style of a type: what Azure may add gets one of its own."""
-    return event_type.lower() if event_type in KNOWN_VALUES["EventType"] else "other"
+    """Return the style of a type: what has no minimum notice, or Azure may add, gets one of its own."""
+    return event_type.lower() if event_type in MINIMUM_NOTICE_SECONDS else "other"
 
 
 def vm_names(event: EventRow, *, max_names: int = MAX_NAMES) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Literal
 
-from bridge.contract.types import KNOWN_VALUES
+from bridge.contract.types import is_new_type
 from bridge.formats.text import DAY_SECONDS, format_duration, format_relative, instant_of, join_names
 from bridge.imds.document import SCHEDULED, STARTED, fold_name, names
 from bridge.imds.instance import resource_group_of
@@ -35,7 +35,6 @@ _VMS_LENGTH = 1_000
 _RELEASES_LENGTH = 300
 _CHANGE_LENGTH = 150
 _MAX_CHANGES = 4
-_TYPES = [known.lower() for known in KNOWN_VALUES["EventType"]]
 _NOUNS = {"preempt": "Spot eviction (Preempt)", "terminate": "Deletion (Terminate)"}
 _MEANINGS = {
     "freeze": "A pause, mostly of seconds: memory and files are kept, open connections may drop.",
@@ -152,7 +151,6 @@ class EventView:
         self.subject = sanitize(event.get("subject"))
         self.event_id = self.get("EventId")
         self.event_type = sanitize(self.data.get("EventType"), NAME_LENGTH)
-        self.has_known_type = not self.event_type or self.event_type.lower() in _TYPES
         self.status = self.get("EventStatus").lower()
         self.not_before = instant_of(self.data.get("NotBeforeUtc")) or instant_of(self.data.get("NotBefore"))
         self.vm = self.of_vm("Name") or self.subject or "a VM"
@@ -293,7 +291,7 @@ def _describe_scheduled_event(view: EventView) -> Message:
     if transition == "advised":
         title = view.title("Early warning", ": Azure may take this Spot VM back")
         return _message("accent", title, "Nothing is scheduled, and nothing can be approved.", fields=fields)
-    tone = _TONES.get(view.status, "accent") if view.has_known_type else "accent"
+    tone = "accent" if is_new_type(view.event_type) else _TONES.get(view.status, "accent")
     title = view.title(*_what_happens(transition, view))
     return _message(tone, title, meaning, _advice(view), fields=fields)
 

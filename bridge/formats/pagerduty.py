@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from bridge.config.base import Secret
 from bridge.config.sinks import ChatSettings, Pattern, Rate, WebhookSettings
+from bridge.contract.types import is_new_type
 from bridge.formats.base import ChatFormat
 from bridge.formats.notice import EventView, Notice, notice
 from bridge.imds.document import SCHEDULED, STARTED
@@ -144,7 +145,7 @@ def _payload(message: Notice, view: EventView) -> Json:
     severity = (
         own[1]
         if own
-        else _SEVERITIES.get(view.event_type.lower(), "warning" if view.has_known_type else "info")
+        else _SEVERITIES.get(view.event_type.lower(), "info" if is_new_type(view.event_type) else "warning")
     )
     hint = ("You can resolve this alert.",) if view.kind == "bridge.test" else ()
     meaning = "\n".join((*message.sentences, *hint))
