@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from bridge.approvals.policy import auto_wait_seconds, denial, has_readable_resources, matches
+from bridge.approvals.policy import auto_wait_seconds, denial, has_readable_resources, matches, may_approve
 from bridge.approvals.state import Argv, EventState, Place, Program, Verdict
 from bridge.approvals.turns import Order, deadline, takes_turns, vms_of
 from bridge.config.approvals import ApprovalSettings, AutoSettings
-from bridge.imds.document import Document, ScheduledEvent, is_among
+from bridge.imds.document import ADVISORY, Document, ScheduledEvent, is_among
 from bridge.runtime.program import Result
 
 UNKNOWN_TIMEOUT_SECONDS = 600.0  # of a `recover` that no rule names any more
@@ -80,7 +80,7 @@ class Seen:
 
 def with_rule(one: EventState, seen: Seen) -> EventState:
     """Return an event with the rule that decides about it, or why there is none."""
-    found = _first_rule(one.event, seen) if one.is_scheduled else ""
+    found = _first_rule(one.event, seen) if one.may_be_prepared else ""
     rule, why = (None, found) if isinstance(found, str) else (found, "")
     is_told = seen.rules.settings.auto and seen.rules.names_this_vm(one.event)
     return replace(one, rule=rule, verdict=Verdict(why=why if is_told else ""))
@@ -90,7 +90,8 @@ def _first_rule(event: ScheduledEvent, seen: Seen) -> AutoSettings | str:
     """Return the first rule in the file that matches an event, whatever VMs it names, or why there is none."""
     why, is_of_one, settings = "no auto rule matches", len(vms_of(event)) == 1, seen.rules.settings
     for number, rule in enumerate(settings.auto, 1):
-        if not matches(rule, event, seen.now):
+        is_advisory = event.status == ADVISORY
+        if not matches(rule, event, seen.now) or (is_advisory and not (rule.run and rule.event_type)):
             continue
         if detail := denial(event, policy=settings.policy, now=seen.now):
             return detail
@@ -140,6 +141,10 @@ def _prepare(one: EventState, rule: AutoSettings, order: Order, seen: Seen) -> V
 def _approve(one: EventState, rule: AutoSettings, order: Order, seen: Seen) -> Verdict:
     """Allow an event that is prepared, or needs no program, or say what its approval waits for."""
     event, done = one.event, "prepared, " if rule.run else ""
+    if event.status == ADVISORY:
+        return Verdict(why="prepared; nobody approves an early warning")
+    if not may_approve(rule, event):
+        return Verdict(why=f"{done}no rule names its type, so none approves it")
     if rule.run and len(vms_of(event)) > 1:
         return Verdict(why="prepared; it names several VMs, so no rule approves it")
     if _waits_for_turn(one, rule):

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from bridge.approvals.command import Command
 from bridge.config.approvals import Criterion, PolicySettings, RuleSettings
-from bridge.imds.document import SCHEDULED, STARTED, ScheduledEvent, fold_name, is_among
+from bridge.contract.types import is_new_type
+from bridge.imds.document import ADVISORY, SCHEDULED, STARTED, ScheduledEvent, fold_name, is_among
 
 Outcome = Literal["allowed", "accepted", "rejected", "failed"]
 
@@ -85,13 +86,15 @@ def decide_command(
         return rejected("unknown_event", "this VM's document does not contain it")
     if event.status == STARTED:
         return rejected("already_started", event=event)
+    if event.status == ADVISORY:
+        return rejected("advisory", "it is an early warning: approving it has no effect", event)
     if event.status != SCHEDULED:
         return rejected("denied", f"its status is {event.raw.get('EventStatus')!r}", event)
     if (policy.scope == "self" or _may_be_terminate(event)) and not is_among(vm_name, event.resources):
         return rejected("other_vm", f"{vm_name} is not among its Resources", event)
     if detail := denial(event, policy=policy, now=now):
         return rejected("denied", detail, event)
-    if not any(matches(rule, event, now) for rule in policy.allow):
+    if not any(matches(rule, event, now) and may_approve(rule, event) for rule in policy.allow):
         return rejected("denied", "no allow rule matches", event)
     return Decision(outcome="allowed", reason="approved", event=event)
 
@@ -124,6 +127,11 @@ def matches(
     if False in results:
         return False
     return None if None in results else True
+
+
+def may_approve(rule: RuleSettings, event: ScheduledEvent) -> bool:
+    """Return whether a rule that matches may approve an event: one of an unknown type only if it names that."""
+    return bool(rule.event_type) or not is_new_type(event.raw.get("EventType"))
 
 
 def auto_wait_seconds(event: ScheduledEvent, *, vm_name: str, group: bool) -> float | None:

@@ -16,7 +16,7 @@ from uuid import uuid4
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from bridge.config.approvals import AutoSettings
-from bridge.imds.document import SCHEDULED, Document, ScheduledEvent
+from bridge.imds.document import ADVISORY, SCHEDULED, Document, ScheduledEvent
 
 Argv = tuple[str, ...]
 Place = str | Argv
@@ -123,6 +123,11 @@ class EventState:
     def is_scheduled(self) -> bool:
         """Whether the document shows it as Scheduled."""
         return self.sight == "shown" and self.event.status == SCHEDULED
+
+    @property
+    def may_be_prepared(self) -> bool:
+        """Whether the document shows it as Scheduled, or as an early warning."""
+        return self.is_scheduled or (self.sight == "shown" and self.event.status == ADVISORY)
 
     @property
     def may_be_scheduled(self) -> bool:

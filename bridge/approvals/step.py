@@ -29,7 +29,7 @@ from bridge.approvals.state import (
 from bridge.approvals.turns import deadline, give_turns
 from bridge.config.approvals import AutoSettings
 from bridge.imds.diff import GRACE_SECONDS
-from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent
+from bridge.imds.document import STARTED, Document, ScheduledEvent
 
 AGAIN_SECONDS = 5.0  # before a program that has failed runs again, doubled each time up to the limit
 AGAIN_LIMIT_SECONDS = 300.0
@@ -126,7 +126,7 @@ def _shown(known: EventState | None, event: ScheduledEvent, before: State, seen:
     if known is None:
         return new
     was_missing = known.sight == "missing"
-    goes_on = known.event.content == event.content and event.status == SCHEDULED
+    goes_on = known.event.content == event.content
     is_approved = event.status == STARTED and _released(known.event) == _released(event)
     is_same_type = _type(known.event) == _type(event)
     return replace(
@@ -283,7 +283,7 @@ def _decide(state: State, seen: Seen, tell: Tell) -> State:
     ruled = {key: with_rule(one, seen) for key, one in state.events.items()}
     events, order = give_turns(ruled, now=seen.now, at=seen.at)
     for key, one in events.items():
-        if one.is_scheduled and seen.rules.names_this_vm(one.event):
+        if one.may_be_prepared and seen.rules.names_this_vm(one.event):
             judged = replace(one, verdict=judge(one, order, state.programs.get(key), seen))
             events[key] = _answered(judged, seen, tell)
             if judged.rule and judged.verdict.does == "run":

@@ -258,6 +258,10 @@ def _imds(config: Config) -> Iterator[Finding]:
         yield _discovery()
     with closing(ImdsClient(config.imds, clock=Clock())) as client:
         yield _document(client)
+        if client.version_error:
+            yield Finding(
+                "imds", "warn", client.version_error, "enable the version in Azure, or leave api_version out"
+            )
         yield from _instance(client, config.vm_source)
         yield from _clock(client)
 

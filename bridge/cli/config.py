@@ -83,7 +83,7 @@ def warnings(config: Config) -> Iterator[tuple[str, str, str]]:
         text = f"approvals: the environment variable {variable} sets what may be approved"
         yield "approvals", text, "set it in the configuration file, unless this is what you want"
     for part, key, event_type in _event_types(config):
-        if lack := config.imds.lack(event_type.capitalize()):
+        if lack := config.imds.lack(event_type):
             yield part, f"{key}: {lack}", "set a newer api_version in [imds], or leave the value out"
 
 

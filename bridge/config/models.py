@@ -14,19 +14,7 @@ from pydantic import Field, PrivateAttr, field_validator
 
 from bridge.config.base import DAY_SECONDS, Fault, Settings
 from bridge.config.values import check_listen, check_url
-
-ApiVersion = Literal[
-    "2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"
-]
-
-# The first api-version that has a property or an event type; the others are in every version.
-FIRST_VERSIONS = {
-    "Preempt": "2017-11-01",
-    "Terminate": "2019-01-01",
-    "Description": "2019-04-01",
-    "EventSource": "2019-08-01",
-    "DurationInSeconds": "2020-07-01",
-}
+from bridge.contract.types import API_VERSION, FIRST_VERSIONS
 
 
 class ImdsSettings(Settings):
@@ -37,8 +25,9 @@ class ImdsSettings(Settings):
     )
     """The address of IMDS; `discover` finds it outside a virtual network: by the environment variable
     SCHEDULEDEVENTSIP, or by DHCP option 245 in a lease of dhclient or systemd-networkd. Example: `"discover"`."""
-    api_version: ApiVersion = "2020-07-01"
-    """The version of Scheduled Events that is asked for; older ones lack properties."""
+    api_version: str = Field(default=API_VERSION, pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
+    """The version of Scheduled Events that is asked for. Older ones lack properties; while IMDS does not know a newer
+    one, `2020-07-01` is asked for. Example: `"2024-07-09"`."""
     poll_seconds: float = Field(default=1.0, ge=0.2, le=60)
     """The time between two polls; IMDS answers five requests a second for all processes of a VM. Example: `2`."""
     vm_name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,128}$")
@@ -56,10 +45,10 @@ class ImdsSettings(Settings):
 
     def lack(self, name: str) -> str:
         """Return why no document has a property or event type, "" if documents of this api-version have it."""
-        first = FIRST_VERSIONS.get(name, "")
-        if self.api_version >= first:
-            return ""
-        return f"{name} comes with api_version {first}, and [imds] asks for {self.api_version}"
+        for known, first in FIRST_VERSIONS.items():
+            if known.lower() == name.lower() and self.api_version < first:
+                return f"{known} comes with api_version {first}, and [imds] asks for {self.api_version}"
+        return ""
 
 
 class MetricsSettings(Settings):

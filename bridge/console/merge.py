@@ -20,7 +20,7 @@ END_RANK = {"completed": 3, "ended": 2, "canceled": 1}
 REOPEN_SECONDS = 60.0  # a later report than this after an end means that the event is there again
 MAX_NAMES = 1000
 # What reports of the same time are sorted by.
-_ORDER = ("scheduled", "updated", "started", *reversed(END_RANK))
+_ORDER = ("advised", "scheduled", "updated", "started", *reversed(END_RANK))
 _STATUSES = {status.lower(): status for status in KNOWN_VALUES["EventStatus"]}
 _INTERRUPTED = ("Restart", "Gap")  # reasons of an end that a VM did not watch
 
@@ -51,7 +51,7 @@ class ScheduledEvent:
     event_type: Annotated[str, Field(description="Freeze, Reboot, ..., or another; may be blank.")] = ""
     event_source: Annotated[str, Field(description="Platform, User or another; may be blank.")] = ""
     status: Annotated[
-        str, Field(description="Scheduled, Started, Completed, Ended, Canceled or another.")
+        str, Field(description="Scheduled, Started, Advisory, Completed, Ended, Canceled or another.")
     ] = ""
     is_open: Annotated[bool, Field(description="Whether no end is reported.")] = True
     scope: Annotated[

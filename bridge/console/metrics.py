@@ -18,7 +18,7 @@ from bridge.console.store import Store
 from bridge.contract.types import KNOWN_VALUES
 from bridge.runtime.threads import progress_ages
 
-_STATUSES = ("Scheduled", "Started")
+_STATUSES = ("Scheduled", "Started", "Advisory")
 _OTHER = "other"  # what Azure may add
 
 

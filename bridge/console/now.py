@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from bridge.console.rows import DAY, HOUR, MINUTE, OF_PLACE, EventRow, Filter
+from bridge.console.story import MINIMUM_NOTICE_SECONDS
 from bridge.formats.text import format_duration, join_names
 from bridge.runtime.text import sanitize
 
@@ -23,7 +24,6 @@ _LEAST_WIDTH = 0.8
 MAX_BARS = 40
 FIRST_BARS = 6  # of more than MAX_BARS: the others are opened
 MAX_NAMES = 3
-_KNOWN_TYPES = {"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,8 @@ class Tile:
 
 
 def css_class(event_type: str) -> str:
-    """Return the style of a type: what Azure may add gets one of its own."""
-    return event_type.lower() if event_type in _KNOWN_TYPES else "other"
+    """Return the style of a type: what has no minimum notice, or Azure may add, gets one of its own."""
+    return event_type.lower() if event_type in MINIMUM_NOTICE_SECONDS else "other"
 
 
 def vm_names(event: EventRow, *, max_names: int = MAX_NAMES) -> str:

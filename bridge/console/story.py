@@ -21,6 +21,7 @@ _TITLES = {
     "scheduled": "Announced",
     "started": "Started",
     "updated": "Updated",
+    "advised": "Early warning",
     "completed": "Completed",
     "canceled": "Canceled",
     "ended": "Ended",
@@ -87,6 +88,8 @@ def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:
         return "The VM is probably gone: nothing was heard of it since, and nobody reported the end"
     if event.due == "left":
         return "No longer followed: dismissed, too old, or its VMs are gone or forgotten; what is new brings it back"
+    if event.status == "Advisory":
+        return "An early warning: Azure may take this Spot VM back; nothing can be approved"
     if event.due != "started":
         return "Waiting for NotBefore, or an approval"
     since = f"Started {format_duration(now - (event.starts_at or now))} ago, no end reported"
@@ -220,7 +223,8 @@ def _change_lines(kind: str, data: Mapping[str, Json]) -> list[Line]:
             if name in previous
         ]
     if isinstance(reason := data.get("EndReason"), str):
-        lines.append((f"Whether it happened is unknown: {sanitize(reason, 60)}",))
+        unknown = f"Whether it happened is unknown: {sanitize(reason, 60)}"
+        lines.append(("Nothing was scheduled: it was an early warning" if reason == "Advisory" else unknown,))
     if data.get("VmRebooted") is True:
         lines.append(("The VM that reports this has rebooted",))
     return lines

@@ -41,13 +41,33 @@ PROPERTIES: tuple[str, ...] = tuple(_NAMES["properties"])
 RECEIPT_REASONS: dict[str, list[str]] = _NAMES["receipt_reasons"]
 LOSS_REASONS: list[str] = _NAMES["loss_reasons"]
 
+# The newest api-version of Scheduled Events that every IMDS knows, and the first that has a property or an event
+# type; the others are in every version.
+API_VERSION = "2020-07-01"
+FIRST_VERSIONS = {
+    "Preempt": "2017-11-01",
+    "Terminate": "2019-01-01",
+    "Description": "2019-04-01",
+    "EventSource": "2019-08-01",
+    "DurationInSeconds": "2020-07-01",
+    "SpotRebalanceRecommendation": "2024-07-09",
+}
+
 # Azure adds new values to the first three: an unknown one is never an error.
 KNOWN_VALUES = {
-    "EventType": ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"),
-    "EventStatus": ("Scheduled", "Started", "Completed", "Canceled", "Ended"),
+    "EventType": ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "SpotRebalanceRecommendation"),
+    "EventStatus": ("Scheduled", "Started", "Advisory", "Completed", "Canceled", "Ended"),
     "EventSource": ("Platform", "User"),
     "Outcome": ("Accepted", "Rejected", "Failed"),
 }
+
+_TYPES = [known.lower() for known in KNOWN_VALUES["EventType"]]
+
+
+def is_new_type(event_type: object) -> bool:
+    """Return whether it is a type of Scheduled Events that Azure has added; what is blank or no text is none."""
+    return isinstance(event_type, str) and event_type.lower() not in ("", *_TYPES)
+
 
 MAX_SESSION_CHARACTERS = 128  # of Service Bus
 

@@ -33,7 +33,7 @@ class Format(ABC):
 
     @abstractmethod
     def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:
-        """Write the events of one request, as of `now` (UTC).
+        """Write the events of one request, as of `now` (UTC); with an empty body, nothing is sent.
 
         Raises:
             ValueError: an event cannot be written in this format.
@@ -56,7 +56,7 @@ class ChatFormat(Format):
 
     @abstractmethod
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
-        """Return the JSON for an event (a CloudEvent as a dictionary), as of `now` (UTC).
+        """Return the JSON for an event (a CloudEvent as a dictionary), as of `now` (UTC); None for nothing to send.
 
         Raises:
             ValueError: this event cannot be shown in this format.
@@ -65,7 +65,9 @@ class ChatFormat(Format):
     def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:
         """Write the one event."""
         (event,) = events
-        return {"Content-Type": "application/json"}, encode_json(self.write(event.envelope, now)).encode()
+        written = self.write(event.envelope, now)
+        body = "" if written is None else encode_json(written)
+        return {"Content-Type": "application/json"}, body.encode()
 
     def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:
         """Write each of the events."""

@@ -27,6 +27,7 @@ _PREPARED, _RECOVERED = "approval.prepared", "approval.recovered"
 _STATES = {
     "scheduled": SCHEDULED,
     "started": "has started",
+    "advised": "is advised",
     "prepared": "is prepared",
     "completed": "is over",
 }

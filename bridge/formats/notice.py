@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Literal
 
+from bridge.contract.types import is_new_type
 from bridge.formats.text import DAY_SECONDS, format_duration, format_relative, instant_of, join_names
 from bridge.imds.document import SCHEDULED, STARTED, fold_name, names
 from bridge.imds.instance import resource_group_of
@@ -42,6 +43,7 @@ _MEANINGS = {
     "preempt": "Azure takes the Spot VM back: it is deleted, its ephemeral disk is lost. The notice is best effort.",
     "terminate": "The VM is deleted.",
 }
+_TONES: Mapping[str, Tone] = {SCHEDULED: "warning", STARTED: "attention"}  # what is unknown is no alarm
 _DELETING = ("preempt", "terminate")
 _LONGEST_SECONDS = 365 * DAY_SECONDS
 _SOURCES = {"platform": "Azure (platform)", "user": "a user or automation of yours"}
@@ -60,6 +62,7 @@ _END_REASONS = {
     "IncarnationSkipped": "It was removed by a change of the document that was not seen",
     "IncarnationUnknown": "The document had no incarnation that can be read",
     "EntryUnreadable": "An entry of the document can no longer be read",
+    "Advisory": "It was an early warning: nothing was scheduled",
     "UnknownStatus": "Its status was unknown to imds-bridge",
     "NotBeforeUnknown": "Its start was unknown",
     "NotBeforePassed": "Its earliest start had passed when it was removed",
@@ -84,6 +87,7 @@ _REASONS = {
     "unknown_event": "the event is not in the VM's document",
     "already_started": "the event has already started",
     "other_vm": "the event does not affect this VM",
+    "advisory": "it is an early warning, which nobody can approve",
     "denied": "the policy does not allow it",
     "not_prepared": "the VM is not prepared",
     "imds_refused": "IMDS refused it",
@@ -273,6 +277,10 @@ def _describe_scheduled_event(view: EventView) -> Message:
     """Describe what happened to the event."""
     transition = view.kind.partition(".")[2]
     meaning = _MEANINGS.get(view.event_type.lower(), "")
+    if view.get("EndReason") == "Advisory":
+        return _message(
+            "default", view.title("Early warning", " is over"), _end_reason(view), fields=_about(view)
+        )
     if transition in _ENDS:
         tone, what, sentence = _ENDS[transition]
         title = view.title(_noun(view), f" {what}")
@@ -280,7 +288,10 @@ def _describe_scheduled_event(view: EventView) -> Message:
             sentence = meaning
         return _message(tone, title, sentence, _end_reason(view), fields=_about(view))
     fields = (*_changes(view), *_when(view), *_about(view))
-    tone = "warning" if view.status == SCHEDULED else "attention"
+    if transition == "advised":
+        title = view.title("Early warning", ": Azure may take this Spot VM back")
+        return _message("accent", title, "Nothing is scheduled, and nothing can be approved.", fields=fields)
+    tone = "accent" if is_new_type(view.event_type) else _TONES.get(view.status, "accent")
     title = view.title(*_what_happens(transition, view))
     return _message(tone, title, meaning, _advice(view), fields=fields)
 

@@ -10,23 +10,26 @@ from typing import Annotated, ClassVar, Literal
 
 from bridge.config.base import Secret
 from bridge.config.sinks import ChatSettings, Pattern, Rate, WebhookSettings
+from bridge.contract.types import is_new_type
 from bridge.formats.base import ChatFormat
 from bridge.formats.notice import EventView, Notice, notice
-from bridge.imds.document import STARTED
+from bridge.imds.document import SCHEDULED, STARTED
 from bridge.runtime.json import Json
 from bridge.runtime.text import register_secret
 from bridge.runtime.time import iso_utc
 
-Action = Literal["trigger", "acknowledge", "resolve"]
+Action = Literal["trigger", "acknowledge", "resolve", ""]
 
 COMPONENT_LENGTH = 255
 _DEDUP_KEY = re.compile(r"[!-~]{1,255}")
 _ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
 
+# With "", nothing is sent.
 ACTIONS: Mapping[str, Action] = {
     "scheduledevent.scheduled": "trigger",
     "scheduledevent.started": "acknowledge",
     "scheduledevent.updated": "trigger",
+    "scheduledevent.advised": "",
     "scheduledevent.completed": "resolve",
     "scheduledevent.canceled": "resolve",
     "scheduledevent.ended": "resolve",
@@ -91,17 +94,20 @@ class PagerDuty(ChatFormat):
         register_secret(self._routing_key)
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
-        """Return the request.
+        """Return the request; None for an event that is no alarm.
 
         Raises:
             ValueError: PagerDuty has no action for this type of event (see ACTIONS).
         """
         view = EventView(event, now=now)
         message = notice(event, now=now, zone=self._zone)
+        action = _action(view)
+        if not action:
+            return None
         link = self._link(view.event_id)
         return {
             "routing_key": self._routing_key,
-            "event_action": _action(view),
+            "event_action": action,
             "dedup_key": _dedup_key(event, view),
             "client": "imds-bridge",
             "payload": _payload(message, view),
@@ -117,8 +123,8 @@ def _action(view: EventView) -> Action:
     # PagerDuty drops an acknowledgement without an alert: a host that failed without a notice would not be reported.
     if view.kind == "scheduledevent.started" and not view.get("PreviousStatus"):
         return "trigger"
-    if view.kind == "scheduledevent.updated" and view.status == STARTED:
-        return "acknowledge"
+    if view.kind == "scheduledevent.updated" and view.status != SCHEDULED:
+        return "acknowledge" if view.status == STARTED else ""
     return ACTIONS[view.kind]
 
 
@@ -136,7 +142,11 @@ def _dedup_key(event: Mapping[str, Json], view: EventView) -> str:
 
 def _payload(message: Notice, view: EventView) -> Json:
     own = _OWN_ALERTS.get(view.kind)
-    severity = own[1] if own else _SEVERITIES.get(view.event_type.lower(), "warning")
+    severity = (
+        own[1]
+        if own
+        else _SEVERITIES.get(view.event_type.lower(), "info" if is_new_type(view.event_type) else "warning")
+    )
     hint = ("You can resolve this alert.",) if view.kind == "bridge.test" else ()
     meaning = "\n".join((*message.sentences, *hint))
     details = {"Meaning": meaning} if meaning else {}

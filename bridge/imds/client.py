@@ -6,12 +6,14 @@ I/O: HTTP and the clock.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from http import HTTPStatus
@@ -28,13 +30,16 @@ from urllib.parse import urlsplit
 from bridge import __version__
 from bridge.config.base import DAY_SECONDS
 from bridge.config.models import ImdsSettings
+from bridge.contract.types import API_VERSION
 from bridge.errors import ImdsError
 from bridge.imds.discovery import search
 from bridge.imds.instance import Vm, parse_vm
-from bridge.runtime.json import Json
+from bridge.runtime.json import BoundedDecoder, Json, read_object
 from bridge.runtime.text import one_line
-from bridge.runtime.threads import extend_deadline
+from bridge.runtime.threads import extend_deadline, pauses
 from bridge.runtime.time import Clock, parse_http_date
+
+log = logging.getLogger(__name__)
 
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance/compute?api-version=2021-02-01"
@@ -54,11 +59,16 @@ CONNECT_SECONDS = 2.0
 LATE_SECONDS = 2.0
 # Polling pauses for no longer than this, whatever an answer asks for.
 RETRY_AFTER_LIMIT_SECONDS = 5.0
+# An api-version that IMDS does not know is asked for again after this: Azure may have enabled it.
+VERSION_SECONDS = 3600.0
+WORDS_CHARACTERS = 200  # of what IMDS says of an error
 
 _PIECE_BYTES = 64 * 1024
 MAX_LINE_BYTES, MAX_HEADERS = 64 * 1024, 100
 _LEAST_SECONDS = 0.01
-_HINTS = {
+_decoder = BoundedDecoder(max_depth=10)
+_UNKNOWN_VERSION = re.compile("invalid version requested|api-version is invalid", re.IGNORECASE)
+_HINTS = {  # the first two are for answers without words
     400: "does this IMDS support api_version?",
     404: "the service is being updated, or this is not an Azure VM",
     410: "the service is being updated, for at most 70 s",
@@ -70,10 +80,10 @@ _HINTS = {
 class ImdsClient:
     """IMDS as one VM sees it, on a kept connection, never through a proxy and never redirected.
 
-    It is used from one thread at a time, except for `base`, the address in use, which any thread may read; it is ""
-    before the first call. Every failure is an ImdsError, with the status and the Retry-After of the answer if there
-    was one; the next call may succeed. The caller sees to the limit of five requests a second for all processes
-    of a VM.
+    It is used from one thread at a time, except for `base`, the address in use ("" before the first call), and
+    `version_error`, which any thread may read. Every failure is an ImdsError, with the status and the Retry-After of
+    the answer if there was one; the next call may succeed. The caller sees to the limit of five requests a second for
+    all processes of a VM.
 
     Args:
         settings: where IMDS is, and which api-version it is asked for.
@@ -87,8 +97,10 @@ class ImdsClient:
     measured: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __post_init__(self) -> None:
-        self._events_path = f"{EVENTS_PATH}?api-version={self.settings.api_version}"
         self._kept: socket.socket | None = None
+        self._pauses = 0
+        self._first: socket.socket | None = None  # with the first request, which turns the service on
+        self._fallback: Fallback | None = None
         self._late_seconds = LATE_SECONDS
         self._dated: tuple[str, datetime] | None = None
         self.base = ""
@@ -99,7 +111,8 @@ class ImdsClient:
         """Return the Scheduled Events document as received, not checked in any way.
 
         A request that is not answered within 2 s is repeated, then after twice the time and so on, which also lets a
-        slow IMDS answer; the next call waits as long.
+        slow IMDS answer; the next call waits as long. Where the service may have to be turned on, the first request
+        stays open beside the others, also if those fail.
 
         Args:
             timeout_seconds: the limit; where the service may have to be turned on first, FIRST_CALL_SECONDS.
@@ -108,17 +121,24 @@ class ImdsClient:
         Raises:
             ImdsError: no status 200 with a complete body of at most 4 MiB in time.
         """
-        deadline = time.monotonic() + timeout_seconds
-        with self.measured():
+        deadline, keeps_first = time.monotonic() + timeout_seconds, timeout_seconds > CALL_SECONDS
+        with self.measured(), ExitStack() as stack:
+            stack.callback(self._close_first)
             while (left := deadline - time.monotonic()) > self._late_seconds:
                 try:
-                    return self._call("GET", self._events_path, limit_seconds=self._late_seconds)
-                except NoAnswerError:
+                    return self._ask("GET", limit_seconds=self._late_seconds, keeps_first=keeps_first)
+                except ImdsError as error:
+                    if not isinstance(error, NoAnswerError):
+                        if self._first is None:
+                            raise
+                        select.select([self._first], [], [], self._late_seconds)
                     self._late_seconds *= 2
+                    if keeps_first:
+                        self._late_seconds = min(self._late_seconds, CALL_SECONDS)
                     if waiting:
                         waiting()
             self._late_seconds = min(self._late_seconds, CALL_SECONDS)
-            return self._call("GET", self._events_path, limit_seconds=left)
+            return self._ask("GET", limit_seconds=left, keeps_first=keeps_first)
 
     def instance(self, limit_seconds: float = INSTANCE_SECONDS) -> Vm:
         """Return who this VM is, from instance data unless the settings name it.
@@ -148,10 +168,15 @@ class ImdsClient:
                 Without a status, the events may have been approved.
         """
         content: dict[str, Json] = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
-        if self.settings.api_version == "2017-03-01":
+        if self._api_version == "2017-03-01":
             content["DocumentIncarnation"] = incarnation
         self.close()  # a kept connection may end while it carries the request, which is sent once
-        self._call("POST", self._events_path, json.dumps(content), limit_seconds=limit_seconds)
+        self._ask("POST", json.dumps(content), limit_seconds=limit_seconds)
+
+    @property
+    def version_error(self) -> str | None:
+        """Why another api-version is asked for than the settings name; None if none is."""
+        return self._fallback.reason if self._fallback else None
 
     @property
     def clock_ahead_seconds(self) -> float | None:
@@ -166,12 +191,45 @@ class ImdsClient:
             self._kept.close()
             self._kept = None
 
-    def _call(self, method: str, path: str, content: str = "", *, limit_seconds: float) -> bytes:
+    def _close_first(self) -> None:
+        if self._first is not None:
+            self._first.close()
+            self._first = None
+
+    @property
+    def _api_version(self) -> str:
+        is_refused = self._fallback and self.clock.monotonic() < self._fallback.until
+        return API_VERSION if is_refused else self.settings.api_version
+
+    def _ask(
+        self, method: str, content: str = "", *, limit_seconds: float, keeps_first: bool = False
+    ) -> bytes:
+        """Send a request about Scheduled Events, in the version that IMDS knows."""
+        version = self._api_version
+        path = f"{EVENTS_PATH}?api-version={version}"
+        try:
+            body = self._call(method, path, content, limit_seconds=limit_seconds, keeps_first=keeps_first)
+        except UnknownVersionError as error:
+            if version == API_VERSION:
+                raise
+            reason = f"{API_VERSION} is asked for, and api_version {version} again every hour: {error}"
+            if not self._fallback:
+                log.warning("%s", reason)
+            self._fallback = Fallback(reason=reason, until=self.clock.monotonic() + VERSION_SECONDS)
+            return self._ask(method, content, limit_seconds=limit_seconds, keeps_first=keeps_first)
+        if self._fallback and version != API_VERSION:
+            log.info("IMDS knows api_version %s now", version)
+            self._fallback = None
+        return body
+
+    def _call(
+        self, method: str, path: str, content: str = "", *, limit_seconds: float, keeps_first: bool = False
+    ) -> bytes:
         """Send a request and return the body of an answer with status 200."""
         extend_deadline(limit_seconds)
         began = time.monotonic()
         try:
-            answer, body = self._exchange(method, path, content, began + limit_seconds)
+            answer, body = self._exchange(method, path, content, began + limit_seconds, keeps_first)
         except TimeoutError as error:
             raise self._failed(f"no complete answer within {limit_seconds:.3g} s", NoAnswerError) from error
         except OSError as error:
@@ -181,15 +239,19 @@ class ImdsClient:
         if time.monotonic() - began < LATE_SECONDS:
             self._late_seconds = LATE_SECONDS
         if answer.status != HTTPStatus.OK:
-            raise _refusal(answer, self.base)
+            raise _refusal(answer, body, self.base)
         self._dated = answer.fields.get("date", ""), self.clock.now()
         return body
 
-    def _exchange(self, method: str, path: str, content: str, deadline: float) -> tuple[_Answer, bytes]:
+    def _exchange(
+        self, method: str, path: str, content: str, deadline: float, keeps_first: bool
+    ) -> tuple[_Answer, bytes]:
         """Send a request, again if the server has just closed the kept connection; return the answer and its body."""
         sock, is_kept = self._connect(deadline)
         try:
             sock.sendall(self._request(method, path, content))
+            if keeps_first:
+                sock, deadline = self._answering(sock, deadline)
             with _Answer(sock) as answer:
                 answer.begin()
                 body = _read(answer, deadline)
@@ -197,10 +259,23 @@ class ImdsClient:
             self.close()
             if not is_kept:
                 raise
-            return self._exchange(method, path, content, deadline)
+            return self._exchange(method, path, content, deadline, keeps_first)
         if answer.will_close:
             self.close()
         return answer, body
+
+    def _answering(self, sock: socket.socket, deadline: float) -> tuple[socket.socket, float]:
+        """Wait for this answer or the first one; return the connection that has it, and until when it is read."""
+        ready = select.select([sock, *filter(None, [self._first])], [], [], _left(deadline))[0]
+        if not ready:
+            if self._first is None:
+                self._first, self._kept = sock, None
+            raise TimeoutError
+        if ready[-1] is self._first:
+            self.close()
+            self._kept, self._first, deadline = self._first, None, time.monotonic() + LATE_SECONDS
+            self._kept.settimeout(LATE_SECONDS)
+        return ready[-1], deadline
 
     def _request(self, method: str, path: str, content: str) -> bytes:
         parts = urlsplit(self.base)
@@ -211,7 +286,8 @@ class ImdsClient:
     def _connect(self, deadline: float) -> tuple[socket.socket, bool]:
         """Return a connection and whether it is the kept one."""
         # What is there to read before a request is the end of the connection, or would be taken for the next answer.
-        if self._kept and select.select([self._kept], [], [], 0)[0]:
+        paused, self._pauses = self._pauses, pauses()
+        if self._kept and (paused != self._pauses or select.select([self._kept], [], [], 0)[0]):
             self.close()
         is_kept = self._kept is not None
         sock = self._kept or self._open(min(CONNECT_SECONDS, _left(deadline)))
@@ -282,8 +358,20 @@ class _Answer(HTTPResponse):
         return line.decode("latin-1").strip("\r\n")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fallback:
+    """Why another api-version is asked for than the settings name, and until when (monotonic)."""
+
+    reason: str
+    until: float
+
+
 class NoAnswerError(ImdsError):
     """There was a connection, but no complete answer in time."""
+
+
+class UnknownVersionError(ImdsError):
+    """IMDS does not know the api-version."""
 
 
 def _read(answer: _Answer, deadline: float) -> bytes:
@@ -309,11 +397,24 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or one_line(str(error), 100)
 
 
-def _refusal(answer: _Answer, base: str) -> ImdsError:
-    hint = _HINTS.get(answer.status)
-    asked = answer.fields.get("retry-after", "")
-    return ImdsError(
-        f"IMDS at {base} answered {answer.status}" + (f" ({hint})" if hint else ""),
+def _refusal(answer: _Answer, body: bytes, base: str) -> ImdsError:
+    words, asked = _words(body), answer.fields.get("retry-after", "")
+    hint = "" if words and answer.status in (400, 404) else _HINTS.get(answer.status)
+    kind = UnknownVersionError if _UNKNOWN_VERSION.search(words) else ImdsError
+    return kind(
+        f"IMDS at {base} answered {answer.status}"
+        + (f" ({hint})" if hint else "")
+        + (words and f": {words}"),
         status=answer.status,
         retry_after_seconds=min(RETRY_AFTER_LIMIT_SECONDS, float(asked)) if asked.isdecimal() else None,
     )
+
+
+def _words(body: bytes) -> str:
+    """Return the start of what IMDS says of an error in a text or in JSON, made safe; "" for a page."""
+    text = body[: 8 * WORDS_CHARACTERS].decode(errors="replace")
+    with suppress(ValueError):
+        error = read_object(body, max_bytes=len(body), decoder=_decoder).get("error")
+        error = error.get("message") if isinstance(error, dict) else error
+        text = error if isinstance(error, str) else text
+    return "" if text.lstrip().startswith("<") else one_line(text, WORDS_CHARACTERS)

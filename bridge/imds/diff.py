@@ -9,7 +9,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal
 
-from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, read_document
+from bridge.imds.document import ADVISORY, SCHEDULED, STARTED, Document, ScheduledEvent, read_document
 from bridge.runtime.json import Json
 
 # An impact can be over within seconds: after a longer gap it is unknown whether it happened.
@@ -17,9 +17,10 @@ CONTINUOUS_SECONDS = 5.0
 # IMDS lists events within five minutes of being turned on.
 GRACE_SECONDS = 300.0
 
-ChangeKind = Literal["scheduled", "started", "updated", "completed", "canceled", "ended"]
+ChangeKind = Literal["scheduled", "started", "updated", "advised", "completed", "canceled", "ended"]
 # Why it is unknown whether an event that is gone has happened.
 EndReason = Literal[
+    "Advisory",
     "UnknownStatus",
     "Restart",
     "Gap",
@@ -182,6 +183,8 @@ def _transition(before: ScheduledEvent | None, now: ScheduledEvent) -> Change | 
 
 
 def _kind(before: ScheduledEvent | None, now: ScheduledEvent) -> ChangeKind:
+    if now.status == ADVISORY:
+        return "advised"
     if before and before.status == now.status:
         return "updated"
     if now.status == STARTED:
@@ -197,7 +200,8 @@ def _differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]
 
 
 def _end(missing: MissingEvent, observation: Observation) -> Change:
-    kind: ChangeKind = "ended" if missing.reason else "canceled"
+    reason: EndReason | None = "Advisory" if missing.event.status == ADVISORY else missing.reason
+    kind: ChangeKind = "ended" if reason else "canceled"
     if missing.event.status == STARTED:
         kind = "completed"
     before, now = missing.boot_id, observation.boot_id
@@ -205,7 +209,7 @@ def _end(missing: MissingEvent, observation: Observation) -> Change:
         kind=kind,
         event=missing.event,
         previous=missing.event,
-        end_reason=missing.reason if kind == "ended" else None,
+        end_reason=reason if kind == "ended" else None,
         vm_rebooted=before != now if before and now else None,
     )
 

@@ -14,6 +14,7 @@ from bridge.runtime.time import parse_instant
 
 SCHEDULED = "scheduled"
 STARTED = "started"
+ADVISORY = "advisory"  # an early warning, for which nothing can be approved
 
 # Within these limits every Python can compare the values and write them back, and consumers can read them.
 _MAX_DEPTH = 100
@@ -40,7 +41,7 @@ class ScheduledEvent:
 
     @cached_property
     def status(self) -> str:
-        """`EventStatus` in lower case: "scheduled", "started", or a value that Azure adds later."""
+        """`EventStatus` in lower case: "scheduled", "started", "advisory", or a value that Azure adds later."""
         given = self.raw.get("EventStatus")
         return given.lower() if isinstance(given, str) else ""
 

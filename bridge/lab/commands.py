@@ -209,7 +209,13 @@ def _add_schedule(subparsers: Subparsers) -> None:
     source = "EventSource (default: %(default)s)"
     add("--source", dest="event_source", choices=("Platform", "User"), default="Platform", help=source)
     status = "EventStatus (default: %(default)s); Started: an event without notice"
-    add("--status", dest="event_status", choices=("Scheduled", "Started"), default="Scheduled", help=status)
+    add(
+        "--status",
+        dest="event_status",
+        choices=("Scheduled", "Started", "Advisory"),
+        default="Scheduled",
+        help=status,
+    )
     duration = "DurationInSeconds (default: -1, unknown)"
     add("--duration", dest="duration_seconds", type=int, default=-1, metavar="SECONDS", help=duration)
     impact = "complete it this long after its start, in lab seconds (default: by `lab complete`)"

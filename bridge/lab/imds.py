@@ -163,7 +163,7 @@ class ImdsLab:
             duration_seconds: the value of DurationInSeconds; -1 for unknown.
             description: may be empty.
             event_id: None to generate one.
-            event_status: "Started" for an event without notice.
+            event_status: "Started" for an event without notice, "Advisory" for an early warning.
             completes: whether it completes on its own, `impact_seconds` after its start.
             impact_seconds: lab seconds.
             hold: whether an approval starts it only after `release`.

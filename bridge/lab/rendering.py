@@ -15,11 +15,20 @@ INSTANCE_PATH = "/metadata/instance"
 COMPUTE_PATH = "/metadata/instance/compute"
 
 PREVIEW = "2017-03-01"
-EVENT_VERSIONS = (PREVIEW, "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
+EVENT_VERSIONS = (
+    PREVIEW,
+    "2017-08-01",
+    "2017-11-01",
+    "2019-01-01",
+    "2019-04-01",
+    "2019-08-01",
+    "2020-07-01",
+    "2024-07-09",
+)
 INSTANCE_VERSIONS = ("2021-02-01", "2021-12-13", "2023-11-15", "2025-04-07")  # some of the documented ones
-TYPE_SINCE = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
+TYPE_SINCE = {"Preempt": "2017-11-01", "Terminate": "2019-01-01", "SpotRebalanceRecommendation": "2024-07-09"}
 FIELD_SINCE = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
-EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "SpotRebalanceRecommendation")
 
 SUBSCRIPTION_ID = "00000000-0000-4000-8000-00000000001a"
 RESOURCE_GROUP = "lab"
@@ -145,6 +154,8 @@ def refusal_of(request: HttpRequest) -> Answer | None:
     if request.method not in allowed:
         return json_answer({"error": "Method not allowed."}, 405, allow=", ".join(allowed))
     versions = EVENT_VERSIONS if of_events else INSTANCE_VERSIONS
+    if version and version not in versions and of_events:
+        return refuse(404, "Not found. Invalid version requested")
     if version not in versions:
         newest = {"newest-versions": versions[::-1]}
         return refuse(400, "Bad request. A supported api-version is required.", **newest)

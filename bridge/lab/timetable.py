@@ -69,6 +69,8 @@ class Timetable:
         if event.pending:
             self._give_notice(event, notice_seconds)
             self._changed(event, f"is Scheduled, NotBefore {fields['NotBefore']}")
+        elif fields["EventStatus"] == "Advisory":
+            self._changed(event, "is Advisory")
         else:
             self._begin(event)
 

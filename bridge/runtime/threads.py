@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 # What a busy machine or a slow disk may add to a deadline that a loop sets.
 STALL_SECONDS = 60.0
+# A live migration holds a VM up, and may cut its connections without a word.
+PAUSE_SECONDS, BEAT_SECONDS = 2.0, 0.5
 # Windows has also SIGBREAK, Ctrl-Break: the one that a supervisor there can send to a single process.
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
 
@@ -133,3 +135,32 @@ def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
     thread = _Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
+
+
+class Pauses:
+    """Counts how often this process was held up for more than 2 s, from the first call on; for any thread.
+
+    The wall clock shows it, which goes on, or is corrected, after a pause in which the others stand still.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._beat_at = 0, math.inf
+
+    def __call__(self) -> int:
+        """Return how many pauses there were, also one that is over only now."""
+        if self._beat_at == math.inf:
+            self._beat_at = time.time()
+            start_thread("beat", self._beat)
+        return self._count + self._is_late()
+
+    def _is_late(self) -> bool:
+        return time.time() - self._beat_at > PAUSE_SECONDS + BEAT_SECONDS
+
+    def _beat(self) -> None:
+        while True:
+            self._count += self._is_late()
+            self._beat_at = time.time()
+            time.sleep(BEAT_SECONDS)
+
+
+pauses = Pauses()

@@ -147,6 +147,7 @@ class Listener:
         return {
             "vm": self._identity.vm.name if self._identity.vm else None,
             "imds": self.parts.imds.base,
+            "version_error": self.parts.imds.version_error,
             "last_error": self._last_error or None,
             "last_good_at": iso_utc(reading.good_time) if reading.good_time else None,
             "waiting_commands": len(self._pending),

@@ -47,7 +47,7 @@ Status = Mapping[str, Any]
 M = TypeVar("M", Counter, Histogram)
 
 POLL_RESULTS = ("answered", "unanswered", "refused", "throttled")
-CHANGES = ("scheduled", "started", "updated", "completed", "canceled", "ended")
+CHANGES = ("scheduled", "started", "updated", "advised", "completed", "canceled", "ended")
 SENT_RESULTS = ("delivered", "failed", "rejected", "expired")
 IMMINENT_SECONDS = 120.0
 PREPARED_RESULTS = ("succeeded", "failed")
@@ -62,7 +62,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call] # the library has no 
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 _OTHER = "other"  # what Azure may add to its values
 _EVENT_TYPES = (*KNOWN_VALUES["EventType"], _OTHER)
-_STATUSES = ("Scheduled", "Started", _OTHER)
+_STATUSES = ("Scheduled", "Started", "Advisory", _OTHER)
 _SINK_GAUGES: Mapping[str, tuple[str, Callable[[Any], float]]] = {
     "backlog_events": ("Events that wait for a sink.", lambda sink: sink["backlog"]),
     "oldest_waiting_seconds": (

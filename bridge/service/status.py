@@ -125,6 +125,7 @@ def _head(status: dict[str, Any]) -> list[str]:
     else:
         lines.append(f"VM    {status['vm'] or 'not available yet'}")
         lines.append(f"IMDS  {status['imds']}, {_imds(status)}")
+        lines += [f"      {error}"] if (error := status.get("version_error")) else []
     if "commands" in status:
         dry = " (dry run: nothing is POSTed)" if status["dry_run"] else ""
         bus = _commands(status["commands"]) if status["commands"] else "none, only auto rules approve"

@@ -147,6 +147,8 @@ class WebhookSink(Sink):
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
         headers, body = self._write(events)
+        if not body:
+            return
         answer = self._http.exchange("POST", self._access.url, {**headers, **self._tokens.header()}, body)
         if error := self._error(answer):
             is_lack = self._settings.token_scope and answer.status in _NO_ACCESS

@@ -83,7 +83,8 @@ class ScheduledEventData(Part):
         source=IMDS,
     )
     EventType: str | None = _received(
-        "What happens to the VMs: Freeze, Reboot, Redeploy, Preempt, Terminate, or a value that Azure adds later.",
+        "What happens to the VMs: Freeze, Reboot, Redeploy, Preempt, Terminate, "
+        "SpotRebalanceRecommendation (since api-version 2024-07-09), or a value that Azure adds later.",
         *("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"),
     )
     ResourceType: str | None = _received(
@@ -96,7 +97,8 @@ class ScheduledEventData(Part):
         [],
     )
     EventStatus: str | None = _received(
-        "Scheduled, Started, or a value that Azure adds later. imds-bridge sets its own for events that are gone.",
+        "Scheduled, Started, Advisory, or a value that Azure adds later. imds-bridge sets its own for events that "
+        "are gone.",
         *("Scheduled", "Started"),
     )
     NotBefore: str | None = _received(
@@ -170,6 +172,10 @@ class EventUpdatedData(ScheduledEventData):
     """A known event has changed otherwise (time, VMs, duration, text), or its status is unknown to imds-bridge."""
 
 
+class EventAdvisedData(ScheduledEventData):
+    """An event has the status Advisory: an early warning that Azure may take a Spot VM back, not to be approved."""
+
+
 _vm_rebooted = _property(
     "Whether the VM in Vm has rebooted since it last saw the event; null if that is unknown.",
     *(True, False, None),
@@ -212,8 +218,8 @@ class EventEndedData(ScheduledEventData):
     EndReason: str | None = _property(
         "Why it is unknown whether the event happened: Restart (of imds-bridge), Gap (no usable answer for more than "
         "5 s), Reset (IMDS was restarted or turned on), IncarnationSkipped, IncarnationUnknown, "
-        "EntryUnreadable (of the document), UnknownStatus, NotBeforeUnknown, NotBeforePassed or ClockJumped (so that "
-        "NotBefore has passed by one clock only).",
+        "EntryUnreadable (of the document), Advisory (it was an early warning), UnknownStatus, NotBeforeUnknown, "
+        "NotBeforePassed or ClockJumped (so that NotBefore has passed by one clock only).",
         *("Restart", "NotBeforePassed"),
         default=None,
     )
@@ -423,10 +429,18 @@ class ApprovalRejectedData(ReceiptData):
 
     Outcome: Literal["Rejected"] = _property("Always Rejected.", "Rejected")
     Reason: str = _property(
-        "malformed, bad_signature, expired, unknown_event, already_started, other_vm, denied, or not_prepared: a "
-        "rule's program has failed. It is tried again, so an Accepted may follow.",
-        *("malformed", "bad_signature", "expired", "unknown_event", "already_started", "other_vm", "denied"),
-        "not_prepared",
+        "malformed, bad_signature, expired, unknown_event, already_started, other_vm, advisory (an early warning), "
+        "denied, or not_prepared: a rule's program has failed. It is tried again, so an Accepted may follow.",
+        *(
+            "malformed",
+            "bad_signature",
+            "expired",
+            "unknown_event",
+            "already_started",
+            "other_vm",
+            "advisory",
+        ),
+        *("denied", "not_prepared"),
     )
     Count: int | None = _property(
         "The number of further messages within a minute that this receipt answers; absent if it answers only one.",
@@ -605,6 +619,7 @@ DATA: dict[str, type[Part]] = {
     "scheduledevent.scheduled": EventScheduledData,
     "scheduledevent.started": EventStartedData,
     "scheduledevent.updated": EventUpdatedData,
+    "scheduledevent.advised": EventAdvisedData,
     "scheduledevent.completed": EventCompletedData,
     "scheduledevent.canceled": EventCanceledData,
     "scheduledevent.ended": EventEndedData,

@@ -17,6 +17,8 @@ def affects(resources: Any, vm: str) -> bool | None:
 def tell(told: dict[str, Any], vm: str, event: dict[str, Any]) -> str | None:
     """Return the line to tell about a scheduledevent, None if there is none. Tell it, then store `told`."""
     data, kind, key = event["data"], event["type"].split(".")[3], event["correlationid"].lower()
+    if kind == "advised" or data.get("EndReason") == "Advisory":
+        return None  # an early warning: nothing is scheduled
     copy, affected = f"{event['source']} {event['id']}".lower(), affects(data.get("Resources"), vm)
     new = {"seen": [], "time": "", "type": data.get("EventType"), "down": False, "at": None, "end": None}
     known = told.get(key, new)

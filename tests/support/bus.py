@@ -15,7 +15,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
-from bridge.config.models import ApiVersion, Config, ImdsSettings
+from bridge.config.models import Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.imds.instance import approval_session
@@ -146,7 +146,7 @@ class BusRig:
         vm: str = "web-0",
         policy: Mapping[str, Any] = ANY,
         queue: str = QUEUE,
-        api_version: ApiVersion = "2020-07-01",
+        api_version: str = "2020-07-01",
         connection_string: str = "",
         **approvals: Any,
     ) -> None:

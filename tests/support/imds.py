@@ -47,7 +47,7 @@ class ImdsDouble(ImdsClient):
     """
 
     def __init__(self, *, vm: Vm = WEB_0) -> None:
-        self.base = "http://imds.invalid"
+        self.base, self._fallback = "http://imds.invalid", None
         self.vm = vm
         self.calls: list[ImdsCall] = []
         self.approved: list[str] = []

@@ -32,7 +32,15 @@ REPORTER = Reporter(
     vm=VM,
     session="{resource_group}.{vm}",
 )
-_KINDS: tuple[ChangeKind, ...] = ("scheduled", "started", "updated", "completed", "canceled", "ended")
+_KINDS: tuple[ChangeKind, ...] = (
+    "scheduled",
+    "started",
+    "updated",
+    "advised",
+    "completed",
+    "canceled",
+    "ended",
+)
 
 
 def reporting(by: Reporter, at: datetime, sequence: int = 0) -> Reporter:
@@ -89,9 +97,12 @@ def _of_a_reboot(at: datetime, by: Reporter, properties: Mapping[str, Any]) -> I
     first = scheduled_event(at, **properties)
     sooner = scheduled_event(at, **properties, NotBefore=http_date(at + timedelta(minutes=10)))
     started = scheduled_event(at, **properties, EventStatus="Started", NotBefore="")
+    advised = scheduled_event(at, **properties, EventStatus="Advisory", NotBefore="")
     for kind in _KINDS:
-        event = {"updated": sooner, "started": started, "completed": started}.get(kind, first)
-        previous = None if kind == "scheduled" else started if kind == "completed" else first
+        event = {"updated": sooner, "started": started, "completed": started, "advised": advised}.get(
+            kind, first
+        )
+        previous = None if kind in ("scheduled", "advised") else started if kind == "completed" else first
         changed = {"updated": ("NotBefore",), "started": ("EventStatus", "NotBefore")}.get(kind, ())
         change = Change(kind=kind, event=event, previous=previous, changed=changed)
         if kind == "ended":

@@ -74,7 +74,7 @@ def record(folder: Path) -> list[Envelope]:
         # it fails once, so that the VM is out of work
         recover = ["/bin/sh", "-c", f"test -e {folder}/failed || ! touch {folder}/failed"]
         given = {
-            "imds": {"endpoint": imds.url("web-0"), "poll_seconds": 0.2},
+            "imds": {"endpoint": imds.url("web-0"), "poll_seconds": 0.2, "api_version": "2024-07-09"},
             "stop_seconds": LIMIT_SECONDS,
             "approvals": {
                 "connection_string": bus.connection_string,
@@ -100,6 +100,7 @@ def examples(events: list[Envelope]) -> dict[str, Envelope]:
     found: dict[str, Envelope] = {}
     for envelope in events:
         is_empty = envelope["data"].get("CloudEventIds") == [] or envelope["data"].get("EventId", "") is None
+        is_empty |= envelope["data"].get("EndReason") == "Advisory"
         if not is_empty:
             found.setdefault(name_of(envelope), envelope)
     return {name: found[name] for name in EVENT_NAMES}
@@ -151,6 +152,10 @@ def _watched(forward: Forward, imds: ImdsLab) -> list[Envelope]:
         _wait(forward, "scheduledevent.started")
         imds.complete(first)
         _wait(forward, "scheduledevent.completed")
+        advice = _schedule(imds, "SpotRebalanceRecommendation", event_status="Advisory")
+        _wait(forward, "scheduledevent.advised")
+        imds.complete(advice)
+        _wait(forward, "scheduledevent.ended")
         while not _printed(forward, "scheduledevent.canceled"):  # on a slow machine, a watch may have a gap
             with _seen_scheduled(forward):
                 second = _schedule(imds, "Freeze")
@@ -165,8 +170,9 @@ def _watched(forward: Forward, imds: ImdsLab) -> list[Envelope]:
             third = _schedule(imds, "Redeploy")
         assert forward.stop() == 0, forward
     imds.cancel(third)
+    ends = len(_printed(forward, "scheduledevent.ended"))
     with forward:
-        _wait(forward, "scheduledevent.ended")
+        _wait(forward, "scheduledevent.ended", more_than=ends)
         assert forward.stop() == 0, forward
     (forward.state / "outbox.db").unlink()
     with forward:
@@ -200,10 +206,10 @@ def _approved(listen: Forward, imds: ImdsLab, bus: ServiceBusLab) -> list[Envelo
     return [command, *_printed(listen)]
 
 
-def _schedule(imds: ImdsLab, event_type: str) -> str:
+def _schedule(imds: ImdsLab, event_type: str, **more: Any) -> str:
     description = "Host server is undergoing maintenance."
     names = ["web-0"] if event_type == "Terminate" else ["web-0", "web-1"]
-    return imds.schedule(event_type=event_type, resources=names, description=description)
+    return imds.schedule(event_type=event_type, resources=names, description=description, **more)
 
 
 def _approve(listen: Forward, event_id: str) -> None:

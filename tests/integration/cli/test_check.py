@@ -73,6 +73,13 @@ def test_a_part_of_instance_data_and_a_source_without_the_vm_are_warnings(cli: C
     assert {row["result"] for row in cli.check().json} == {"ok"}
 
 
+def test_an_api_version_that_imds_does_not_know_is_named(cli: Cli, imds: ImdsLab) -> None:
+    cli.write(imds={"endpoint": imds.url("web-0"), "api_version": "2099-01-01"})
+    row = cli.check().row(check="imds", result="warn")
+    assert "Invalid version requested" in row["message"]
+    assert "2020-07-01 is asked for" in row["message"]
+
+
 def test_an_imds_that_is_down_fails_with_the_reason_and_the_remedy(cli: Cli, imds: ImdsLab) -> None:
     cli.sinks()
     url = imds.url("web-0")

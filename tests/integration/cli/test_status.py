@@ -238,6 +238,11 @@ def test_without_permission_it_exits_2_with_the_reason(cli: Cli, monkeypatch: py
     assert (done.code, "this user may not read it; use sudo" in done.err) == (2, True)
 
 
+def test_an_api_version_that_imds_does_not_know_is_shown(process: Process, cli: Cli) -> None:
+    process.write(version_error="2020-07-01 is asked for")
+    assert "\n      2020-07-01 is asked for\n" in cli("status").out
+
+
 def test_text_from_outside_is_shown_with_escapes(process: Process, cli: Cli) -> None:
     forged = "\x1b[2J\nimds-bridge: all is well\u202e"
     document = {"DocumentIncarnation": forged, "Events": [{"EventId": forged, "EventType": forged}]}

@@ -7,6 +7,7 @@ import re
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from bridge.errors import ImdsError
 from bridge.imds import client as client_module
 from bridge.imds.client import CALL_SECONDS, EVENTS_PATH, MAX_BODY_BYTES, ImdsClient
 from bridge.imds.instance import Vm, parse_vm
+from bridge.lab import rendering
+from bridge.runtime.threads import pauses
 from tests.support.clock import MovedClock
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent
@@ -123,6 +126,42 @@ def test_a_request_that_is_not_answered_is_repeated_on_a_fresh_connection() -> N
     assert len(calls) == server.connections - 1
 
 
+@pytest.mark.parametrize("others", [silent, sending(b"HTTP/1.1 429 Later\r\nContent-Length: 0\r\n\r\n")])
+@pytest.mark.usefixtures("impatient")
+def test_the_first_request_stays_open_for_an_answer_of_minutes_beside_others(
+    others: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "CALL_SECONDS", 0.2)
+    asked = threading.Semaphore(0)
+
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        if server.connections > 1:
+            asked.release()
+            others(server, connection)
+        else:
+            server.read_head(connection)
+            for _ in range(4):
+                assert asked.acquire(timeout=LIMIT_SECONDS)
+            connection.sendall(OK)
+
+    with RawServer(serve) as server:
+        assert client(server.url).document(timeout_seconds=LIMIT_SECONDS) == b"ok"
+    assert server.connections == 5
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_first_request_that_is_lost_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "CALL_SECONDS", 0.2)
+
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        (answering(OK) if server.connections > 1 else silent)(server, connection)
+
+    with RawServer(serve) as server:
+        asking = client(server.url)
+        assert [asking.document(timeout_seconds=LIMIT_SECONDS) for _ in range(2)] == [b"ok"] * 2
+    assert server.connections == 2
+
+
 # The kept connection
 
 
@@ -137,6 +176,17 @@ def test_a_connection_is_kept_for_every_request_until_the_server_closes_it() -> 
         assert imds.document() == compute
     assert (len(server.requests), server.connections) == (4, 2)
     assert client_module.LATE_SECONDS == 2  # so that late requests stay within what IMDS allows
+
+
+def test_a_connection_that_was_open_across_a_pause_of_the_process_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with RawServer(answering(OK)) as server:
+        imds = client(server.url)
+        imds.document()
+        monkeypatch.setattr(pauses, "_beat_at", time.time() - 10)
+        imds.document()
+    assert server.connections == 2
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
@@ -220,6 +270,47 @@ def test_the_call_after_a_broken_connection_or_a_huge_answer_succeeds(
     asking = client(imds.url("web-0"))
     assert re.search(reason, str(failure(asking)))
     asking.document()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (
+            404,
+            '{ "error": "Not found. Invalid version requested" }',
+            ": Not found. Invalid version requested",
+        ),
+        (404, "", " (the service is being updated, or this is not an Azure VM)"),
+        (400, '{"error": {"message": "no header"}}', ": no header"),
+        (400, '{"error": "x", "newest-versions": ["2017-12-01"]}', ": x"),
+        (403, "no\x1b[1m route " + "x" * 300, ": no [1m route " + "x" * 187),
+        (500, "pod list is empty", ": pod list is empty"),
+        (503, " <html><script>wait()</script>", ""),
+    ],
+)
+def test_what_imds_says_of_an_error_is_told(status: int, body: str, said: str) -> None:
+    head = f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with RawServer(answering((head + body).encode())) as server:
+        assert str(failure(client(server.url))) == f"IMDS at {server.url} answered {status}{said}"
+
+
+def test_a_version_that_imds_does_not_know_is_replaced_and_tried_again_hourly(
+    imds: ImdsLab, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = client(imds.url("web-0"), api_version="2099-01-01")
+    for _ in range(3):  # it knows it after the second hour
+        assert json.loads(asking.document())["Events"] == []
+        asking.document()
+        assert "2020-07-01 is asked for" in str(asking.version_error)
+        asking.approve([imds.schedule(event_type="Freeze", resources=["web-0"], event_id="a")], incarnation=2)
+        imds.complete("a")
+        asking.clock.advance(3600)  # type: ignore[attr-defined]
+    monkeypatch.setattr(rendering, "EVENT_VERSIONS", ("2099-01-01",))
+    asking.document()
+    assert asking.version_error is None
+    versions = [request.query[-10:-6] for request in imds.requests()]
+    assert versions == ["2099", *["2020"] * 3] * 3 + ["2099"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_an_address_that_cannot_be_used_is_an_error() -> None:

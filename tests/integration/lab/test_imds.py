@@ -64,7 +64,7 @@ def reboot(imds: ImdsLab, *vms: str, **values: Any) -> str:
         ({"headers": {}, "version": "2017-08-01"}, 400),
         ({"headers": {**HEADER, "X-Forwarded-For": "10.0.0.1"}}, 400),
         ({"version": None}, 400),
-        ({"version": "2018-01-01"}, 400),
+        ({"version": "2018-01-01"}, 404),
         ({"path": "/metadata/ScheduledEvents"}, 404),
         ({"path": f"{EVENTS_PATH}/"}, 200),
         ({"method": "PUT"}, 405),
@@ -80,6 +80,8 @@ def test_a_request_is_answered_or_refused_as_by_the_service(
     answer = ask(imds, **given)
     assert answer.status_code == status
     if given.get("version") == "2018-01-01":
+        assert answer.json() == {"error": "Not found. Invalid version requested"}
+    if given == {"version": None}:
         assert answer.json()["newest-versions"] == sorted(EVENT_VERSIONS, reverse=True)
 
 
@@ -95,7 +97,11 @@ def test_each_vm_may_send_a_limited_number_of_requests_in_a_lab_second() -> None
 
 FIELDS_2019_01 = {"EventId", "EventType", "ResourceType", "Resources", "EventStatus", "NotBefore"}
 LATER_FIELDS = {"2019-04-01": "Description", "2019-08-01": "EventSource", "2020-07-01": "DurationInSeconds"}
-LATER_TYPES = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
+LATER_TYPES = {
+    "Preempt": "2017-11-01",
+    "Terminate": "2019-01-01",
+    "SpotRebalanceRecommendation": "2024-07-09",
+}
 
 
 @pytest.mark.parametrize("version", EVENT_VERSIONS)
@@ -110,7 +116,7 @@ def test_a_version_shows_only_the_fields_types_and_forms_it_has(imds: ImdsLab, v
     is_preview = version == PREVIEW
     assert event["Resources"] == ["_web-0" if is_preview else "web-0"]
     assert event["NotBefore"].endswith("Z" if is_preview else " GMT")
-    assert content["DocumentIncarnation"] == ("6" if is_preview else 6)
+    assert content["DocumentIncarnation"] == ("7" if is_preview else 7)
 
 
 @pytest.mark.parametrize("name", ["live-migration", "terminate-2019-01-01", "user-reboot"])

@@ -72,7 +72,7 @@ def test_the_environment_alone_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_the_environment_overrides_the_file_key_by_key_in_any_letter_case(tmp_path: Path) -> None:
     sink = {"kind": "webhook", "url": "https://example.org", "mode": "binary"}
-    text = toml({"imds": {"poll_seconds": 2, "api_version": "2019-08-01"}, "sinks": {"OpsRoom": sink}})
+    text = toml({"imds": {"poll_seconds": 2, "api_version": "2024-07-09"}, "sinks": {"OpsRoom": sink}})
     environ = {
         "IMDS_BRIDGE__IMDS__POLL_SECONDS": "3",
         "IMDS_BRIDGE__SINKS__OPSROOM__URL": "https://other.example.org",
@@ -80,7 +80,7 @@ def test_the_environment_overrides_the_file_key_by_key_in_any_letter_case(tmp_pa
         "IMDS_BRIDGE_PORT": "tcp://10.0.0.1:80",  # one underscore: Kubernetes sets these
     }
     config = read(tmp_path, text, environ)
-    assert (config.imds.poll_seconds, config.imds.api_version, config.stop_seconds) == (3, "2019-08-01", 8)
+    assert (config.imds.poll_seconds, config.imds.api_version, config.stop_seconds) == (3, "2024-07-09", 8)
     assert list(config.sinks) == ["OpsRoom"]
     assert (only_sink(config).url.read(), only_sink(config).mode) == ("https://other.example.org", "binary")
 
@@ -178,9 +178,6 @@ def test_all_errors_are_reported_at_once_each_with_what_was_given_and_expected(t
     (kind,) = [fault for fault in found if fault.startswith("sinks.a")]
     assert kind.startswith('sinks.a.kind: given "webhok", expected one of ')
     assert kind.endswith("; did you mean webhook?")
-    versions = (
-        "'2017-03-01', '2017-08-01', '2017-11-01', '2019-01-01', '2019-04-01', '2019-08-01' or '2020-07-01'"
-    )
     assert set(found) == {
         "log_levl: unknown key; did you mean log_level?",
         "stop_seconds: given 9999, expected less than or equal to 600",
@@ -189,7 +186,7 @@ def test_all_errors_are_reported_at_once_each_with_what_was_given_and_expected(t
         'imds.endpoint: given "http://***@1.2.3.4", expected a URL without user and password; '
         "use bearer_token or headers",
         "imds.poll_second: unknown key; did you mean poll_seconds?",
-        f'imds.api_version: given "latest", expected {versions}',
+        "imds.api_version: given \"latest\", expected a text that matches pattern '^[0-9]{4}-[0-9]{2}-[0-9]{2}$'",
         "sink: unknown key; did you mean sinks?",
         kind,
         'sinks.b.url_file: given "/does/not/exist", '

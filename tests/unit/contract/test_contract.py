@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 
 from bridge.contract.schemas import NAMES, schema
-from bridge.contract.types import EVENT_NAMES, EVENT_TYPES, PROPERTIES, is_property
+from bridge.contract.types import (
+    API_VERSION,
+    EVENT_NAMES,
+    EVENT_TYPES,
+    FIRST_VERSIONS,
+    KNOWN_VALUES,
+    PROPERTIES,
+    is_property,
+)
+from bridge.events.builder import END_STATUS
+from bridge.lab import rendering
 from infra.contract.data import DATA
 from infra.contract.generate import NAMES_FILE, names, properties, schemas, text_of
+from infra.kubernetes import drain
 
 
 def test_every_named_type_has_a_model_and_every_model_a_name() -> None:
@@ -41,3 +52,10 @@ def test_a_property_of_the_contract_is_known(name: str) -> None:
 )
 def test_a_name_that_no_model_has_is_not_known(name: str) -> None:
     assert not is_property(name)
+
+
+def test_the_lab_and_the_drain_know_the_same_versions_types_and_statuses() -> None:
+    assert {**rendering.TYPE_SINCE, **rendering.FIELD_SINCE} == FIRST_VERSIONS
+    assert {API_VERSION, *FIRST_VERSIONS.values()} <= {*rendering.EVENT_VERSIONS}
+    assert KNOWN_VALUES["EventType"] == rendering.EVENT_TYPES
+    assert drain.OVER == tuple(END_STATUS.values()) == KNOWN_VALUES["EventStatus"][-len(END_STATUS) :]

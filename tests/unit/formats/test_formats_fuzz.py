@@ -102,7 +102,10 @@ def is_shown(event: dict[str, Any]) -> bool:
 def test_every_type_of_event_is_within_the_limits_in_every_format(kind: str) -> None:
     for name, format_ in [made for zone in ZONES for made in MADE[zone].items()]:
         if name != "pagerduty" or is_shown(EVENTS[kind]):
-            CHECKS[name](format_.write(EVENTS[kind], NOW))
+            written = format_.write(EVENTS[kind], NOW)
+            assert (written is None) == (name == "pagerduty" and kind == "scheduledevent.advised")
+            if written is not None:
+                CHECKS[name](written)
 
 
 @FUZZ
@@ -124,7 +127,8 @@ def test_every_type_of_event_is_within_the_limits_in_every_format(kind: str) -> 
 def test_every_event_is_valid_in_every_format(event: dict[str, Any], now: datetime, zone: str) -> None:
     for name, format_ in MADE[zone].items():
         if name != "pagerduty" or is_shown(event):
-            CHECKS[name](format_.write(event, now))
+            if (written := format_.write(event, now)) is not None:
+                CHECKS[name](written)
         else:
             with pytest.raises(ValueError, match="PagerDuty has no action") as refused:
                 format_.write(event, now)

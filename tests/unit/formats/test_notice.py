@@ -16,6 +16,7 @@ TITLES = {
     "scheduledevent.scheduled": "🟧 Reboot of web-0, web-1 in 15 min (14:18 CET)",
     "scheduledevent.started": "🟥 Reboot of web-0, web-1 has started",
     "scheduledevent.updated": "🟧 Changed: Reboot of web-0, web-1 now in 10 min (14:13 CET)",
+    "scheduledevent.advised": "🟦 Early warning of web-0, web-1: Azure may take this Spot VM back",
     "scheduledevent.completed": "🟩 Reboot of web-0, web-1 is over",
     "scheduledevent.canceled": "🟦 Reboot of web-0, web-1 is canceled: it did not happen",
     "scheduledevent.ended": "⬜ Reboot of web-0, web-1 is gone; whether it ran is unknown",
@@ -78,6 +79,7 @@ MALFORMED = with_data(EVENTS["approval.rejected"], Reason="malformed", **UNREADA
 FROZEN = updated({"EventType": "Reboot"}, EventType="Freeze")
 HOSTILE = "first\r\nsecond\x00\x1b[31m\u202etxt.exe\u2066 \ud800 end"
 DELETION = scheduled("scheduled", EventType="Terminate")
+ADVICE = EVENTS["scheduledevent.advised"]
 NO_BUS = with_data(scheduled("scheduled"), ApprovalSession=None)
 OTHERS = {"type": "com.example.order", "subject": "17"}
 
@@ -94,6 +96,10 @@ OTHERS = {"type": "com.example.order", "subject": "17"}
         (scheduled("scheduled", NotBefore=in_(hours=2, minutes=5)), f"{USUAL} in 2 h 5 min (16:08 CET)"),
         (scheduled("scheduled", NotBefore=in_(days=6.167)), f"{USUAL} in 6 d 4 h (Thu 26 Nov 18:03 CET)"),
         (scheduled("scheduled", NotBefore=in_(minutes=-3)), f"{USUAL} was due 3 min ago (14:00 CET)"),
+        (
+            with_data(EVENTS["scheduledevent.ended"], EndReason="Advisory"),
+            "Early warning of web-0, web-1 is over",
+        ),
         (updated({}, EventStatus="Paused"), f"Changed: {USUAL}: its status is Paused"),
         (updated({"EventStatus": "Started"}), f"Back to scheduled: {USUAL} in 15 min (14:18 CET)"),
         (
@@ -252,3 +258,19 @@ def test_facts_keep_instants_for_receivers_that_show_each_reader_s_own_time() ->
     message = notice(EVENTS["scheduledevent.scheduled"], now=NOW, zone=UTC)
     starts = next(field for field in message.fields if field.label == "Starts")
     assert starts.parts == ("automatically in 15 min, at ", NOW + timedelta(minutes=15))
+
+
+@pytest.mark.parametrize(
+    ("event", "tone"),
+    [
+        (ADVICE, "accent"),
+        (updated({}, EventStatus="Paused"), "accent"),
+        (scheduled("scheduled", EventType="Migrate"), "accent"),
+        (scheduled("scheduled", EventType=""), "warning"),
+        (scheduled("started", EventStatus="Started"), "attention"),
+    ],
+)
+def test_what_is_unknown_and_an_early_warning_are_no_alarm(event: dict[str, Any], tone: str) -> None:
+    message = notice(event, now=NOW, zone=None)
+    assert message.tone == tone
+    assert not (message.command and event is ADVICE)

@@ -41,7 +41,10 @@ def test_every_type_has_its_action_and_alert_whatever_its_letter_case_and_after_
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
-        *((EVENTS[kind], f"io.imdsbridge.{kind}.v1") for kind in sorted(set(EVENTS) - set(ACTIONS))),
+        *(
+            (EVENTS[kind], f"io.imdsbridge.{kind}.v1")
+            for kind in sorted(set(EVENTS) - {*ACTIONS, "scheduledevent.advised"})
+        ),
         ({"type": "com.example.order"}, r"com\.example\.order"),
         (with_data(EVENTS["approval.accepted"], DryRun=True), "dry run"),
     ],
@@ -65,6 +68,11 @@ def test_the_action_depends_on_what_was_there_and_what_runs(event: dict[str, Any
     assert write(event)["event_action"] == action
 
 
+@pytest.mark.parametrize("event", [EVENTS["scheduledevent.advised"], updated({}, EventStatus="Paused")])
+def test_nothing_is_sent_for_what_is_no_alarm(event: dict[str, Any]) -> None:
+    assert write(event) is None
+
+
 def test_a_test_asks_for_nothing() -> None:
     payload = write(EVENTS["bridge.test"])["payload"]
     assert payload["severity"] == "info"
@@ -74,7 +82,9 @@ def test_a_test_asks_for_nothing() -> None:
 SEVERITIES = dict(zip(EVENT_TYPES, ("info", "warning", "error", "critical", "error"), strict=True))
 
 
-@pytest.mark.parametrize(("event_type", "severity"), [*SEVERITIES.items(), ("Migrate", "warning")])
+@pytest.mark.parametrize(
+    ("event_type", "severity"), [*SEVERITIES.items(), ("Migrate", "info"), ("", "warning")]
+)
 def test_the_severity_is_that_of_what_is_lost(event_type: str, severity: str) -> None:
     assert write(scheduled("scheduled", EventType=event_type))["payload"]["severity"] == severity
 

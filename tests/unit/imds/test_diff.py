@@ -54,6 +54,22 @@ def test_a_change_names_what_changed_and_what_was_before() -> None:
     assert change.previous.status == "scheduled"
 
 
+def test_an_early_warning_is_advised_whatever_changes_until_it_is_scheduled_or_ends() -> None:
+    warning, _ = recorded("rebalance-advisory")
+    (event,) = warning.events.values()
+    watcher = Watcher(document(6))
+    assert watcher.see(warning) == [f"advised {event.event_id}"]
+    for number, raw in enumerate(
+        ({**event.raw, "Resources": []}, {**event.raw, "EventStatus": "Scheduled"}), 8
+    ):
+        kind = "scheduled" if raw["EventStatus"] == "Scheduled" else "advised"
+        assert watcher.see(document(number, raw)) == [f"{kind} {event.event_id}"]
+    for more in ({}, {"restarted": True}):
+        watcher = Watcher(warning)
+        assert watcher.see(document(9), **more) == [f"ended {event.event_id}"]
+        assert watcher.changes[0].end_reason == "Advisory"
+
+
 CONTENTS: list[tuple[str, Any]] = [
     ("NotBefore", LATER),
     ("Resources", ["web-0", "web-1"]),
@@ -274,6 +290,7 @@ def test_events_that_stay_over_a_reset_or_appear_with_it_are_as_ever() -> None:
 
 PREEMPT = "B2C7F2C9-68F6-4F60-9D1C-7C4D705B3E12"
 TERMINATE = "602d9444-d2cd-49c7-8624-8643e7171297"
+ADVICE = "A1B2C3D4-0000-0000-0000-000000000001"
 PREVIEW = "f020ba2e-3bc0-4c40-a10b-86575a9eabd5"
 EXPECTED = {
     "degraded-hardware-and-preempt": [
@@ -286,6 +303,7 @@ EXPECTED = {
     "host-failure": [[], [f"started {THIRD}"], [f"completed {THIRD}"]],
     "live-migration": [[], [f"scheduled {FIRST}"], [f"started {FIRST}"], [f"completed {FIRST}"]],
     "preview-2017-03-01": [[], [f"scheduled {PREVIEW}"], [f"canceled {PREVIEW}"]],
+    "rebalance-advisory": [[f"advised {ADVICE}"], [f"ended {ADVICE}"]],
     "terminate-2019-01-01": [
         [f"scheduled {TERMINATE}"],
         [f"started {TERMINATE}"],

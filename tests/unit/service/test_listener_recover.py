@@ -462,3 +462,40 @@ def test_recover_that_a_stop_has_ended_runs_again_and_counts_as_no_failure(
     rig.restart()
     rig.run(2)
     assert (machine.names, told(rig, "outofwork")) == ([DRAIN, RECOVER, RECOVER], [])
+
+
+REBALANCE = "SpotRebalanceRecommendation"
+ADVICE = {"EventType": REBALANCE, "EventStatus": "Advisory", "NotBefore": ""}
+
+
+def test_a_rule_that_names_an_early_warning_prepares_for_it_and_nobody_approves_it(
+    make_rig: MakeListener, machine: Machine
+) -> None:
+    rig = make_rig(event_type=[REBALANCE])
+    key = prepared(rig, machine, **ADVICE)
+    rig.run(3)
+    assert machine.names == [DRAIN]
+    assert [one["EventId"] for one in told(rig, "prepared")] == [key]
+    assert rig.imds.posts == []
+    rig.imds.remove(key)
+    rig.run(2)
+    assert machine.names == [DRAIN, RECOVER]
+
+
+@pytest.mark.parametrize("rule", [{}, {"event_type": [REBALANCE], "run": (), "recover": ()}])
+def test_a_rule_that_does_not_name_an_early_warning_or_only_approves_does_nothing_for_it(
+    make_rig: MakeListener, machine: Machine, rule: dict[str, Any]
+) -> None:
+    rig = make_rig(**rule)
+    rig.imds.schedule(**ADVICE)
+    rig.run(3)
+    assert (machine.names, rig.imds.posts) == ([], [])
+    assert not any("approval" in one["type"] for one in rig.events())
+
+
+def test_a_rule_that_does_not_name_an_unknown_type_prepares_for_it_and_does_not_approve_it(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    prepared(rig, machine, EventType="Migrate")
+    rig.run(3)
+    assert rig.imds.posts == []

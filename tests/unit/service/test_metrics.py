@@ -136,7 +136,7 @@ def test_unknown_types_and_statuses_share_one_series(scrape: Scrape) -> None:
     assert scrape.value("scheduled_events", type="other", status="other") == 10_001
     scrape.status["document"] = {"DocumentIncarnation": "seven", "Events": None}
     assert scrape.value("document_incarnation") is None
-    assert len(scrape.series() - before) == 6 * 3 + 1
+    assert len(scrape.series() - before) == 7 * 4 + 1
 
 
 def test_many_events_leave_the_number_of_series_as_it_is(scrape: Scrape) -> None:
