@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -66,7 +67,11 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
     """Return a console with a small fleet; tests that add to it use names of their own."""
-    with running_console(tmp_path_factory.mktemp("console")) as running:
+    with (
+        running_console(tmp_path_factory.mktemp("console")) as running,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(sys.modules[__name__], "NOW", datetime.now(UTC))  # as `this_moment`
         running.send(*fleet())
         yield running
 

@@ -35,7 +35,7 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("forward -", ["-h", "--help", "--config", "--once"]),
         ("outbox re", ["retry"]),
         ("--config x.toml status --role ", ["forward", "listen", "relay", "console"]),
-        ("lab schedule --status ", ["Scheduled", "Started"]),
+        ("lab schedule --status ", ["Scheduled", "Started", "Advisory"]),
         ("check --config LIC", ["LICENSE"]),
     ],
 )

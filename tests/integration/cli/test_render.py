@@ -65,7 +65,7 @@ def test_the_exact_bytes_are_shown_or_indented_json(cli: Cli) -> None:
 def test_the_events_that_a_sink_does_not_take_are_named(cli: Cli) -> None:
     cli.sinks(it={"kind": "stdout", "where": {"EventType": "Terminate"}})
     done = cli("render", "--type", "scheduledevent.*")
-    assert done.out.count("not sent, because of sinks.it.where: EventType is ") == 6
+    assert done.out.count("not sent, because of sinks.it.where: EventType is ") == 7
 
 
 @pytest.mark.parametrize(
