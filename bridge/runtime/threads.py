@@ -19,7 +19,7 @@ T = TypeVar("T")
 # What a busy machine or a slow disk may add to a deadline that a loop sets.
 STALL_SECONDS = 60.0
 # A live migration holds a VM up, and may cut its connections without a word.
-PAUSE_SECONDS, BEAT_SECONDS = 2.0, 0.5
+PAUSE_SECONDS, BEAT_SECONDS = 2.0, 1.0
 # Windows has also SIGBREAK, Ctrl-Break: the one that a supervisor there can send to a single process.
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
 
@@ -138,7 +138,7 @@ def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
 
 
 class Pauses:
-    """Counts how often this process was held up for more than 2 s, from the first call on; for any thread.
+    """Counts how often this process was held up for 2 s, and perhaps for one, from the first call on; for any thread.
 
     The wall clock shows it, which goes on, or is corrected, after a pause in which the others stand still.
     """
@@ -154,7 +154,7 @@ class Pauses:
         return self._count + self._is_late()
 
     def _is_late(self) -> bool:
-        return time.time() - self._beat_at > PAUSE_SECONDS + BEAT_SECONDS
+        return time.time() - self._beat_at > PAUSE_SECONDS
 
     def _beat(self) -> None:
         while True:
