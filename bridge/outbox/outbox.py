@@ -105,10 +105,11 @@ class Outbox:
         self._storage = Storage(self.folder, self._changed, self._wanted_by)
         try:
             self._storage.open()
+            self._begin()
         except BaseException:
+            self._storage.close()
             self.folder.release()
             raise
-        self._begin()
 
     def _begin(self) -> None:
         """Begin this run with what is stored."""

@@ -437,22 +437,19 @@ def deliver_everything(folder: Path) -> list[str]:
     """Start until it runs on, as a supervisor does, and let the sink have everything; return what it got."""
     got: list[str] = []
     for _ in range(3):  # damage within a row shows when that is read, once
-        outbox = open_outbox(folder, sinks=SINKS)
         try:
-            if outbox.losses():
-                outbox.commit([event("loss")], published=outbox.losses())
-            commit(outbox, "new")
-            while page := deliver(outbox, limit=3):
-                got += page
-            outbox.prune()
-            outbox.record("kind", "000001")
-            assert outbox.storage_error is None
+            with closing(open_outbox(folder, sinks=SINKS)) as outbox:
+                if outbox.losses():
+                    outbox.commit([event("loss")], published=outbox.losses())
+                commit(outbox, "new")
+                while page := deliver(outbox, limit=3):
+                    got += page
+                outbox.prune()
+                outbox.record("kind", "000001")
+                assert outbox.storage_error is None
+                return got
         except StateError:
             continue
-        else:
-            return got
-        finally:
-            outbox.close()
     raise AssertionError("it ends again and again")
 
 
