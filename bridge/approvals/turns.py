@@ -14,7 +14,7 @@ from itertools import chain, takewhile
 from bridge.approvals.policy import TERMINATE, has_readable_resources
 from bridge.approvals.state import EventState
 from bridge.config.approvals import AutoSettings
-from bridge.imds.document import STARTED, ScheduledEvent, fold_name
+from bridge.imds.document import ADVISORY, STARTED, ScheduledEvent, fold_name
 
 # How long an event has to be next: other VMs read the same document up to 2 s earlier or later.
 SETTLE_SECONDS = 5.0
@@ -35,7 +35,7 @@ def takes_turns(event: ScheduledEvent) -> bool:
 
 def deadline(event: ScheduledEvent, rule: AutoSettings) -> datetime:
     """Return when the rule's program starts without a turn: the event comes in any case."""
-    if not rule.run:
+    if not rule.run or event.status == ADVISORY:
         return _NEVER
     if event.not_before is None:
         return _ALWAYS

@@ -209,8 +209,9 @@ class ImdsClient:
         path = f"{EVENTS_PATH}?api-version={version}"
         try:
             body = self._call(method, path, content, limit_seconds=limit_seconds, keeps_first=keeps_first)
-        except UnknownVersionError as error:
-            if version == API_VERSION:
+        except ImdsError as error:
+            # a try in between ends the other version only by an answer
+            if version == API_VERSION or not (self._fallback or isinstance(error, UnknownVersionError)):
                 raise
             reason = f"{API_VERSION} is asked for, and api_version {version} again every hour: {error}"
             if not self._fallback:
@@ -247,9 +248,14 @@ class ImdsClient:
         self, method: str, path: str, content: str, deadline: float, keeps_first: bool
     ) -> tuple[_Answer, bytes]:
         """Send a request, again if the server has just closed the kept connection; return the answer and its body."""
-        sock, is_kept = self._connect(deadline)
+        first = self._first if keeps_first else None
+        has_answer = (
+            first and select.select([first], [], [], 0)[0]
+        )  # is read also if no other connection opens
+        sock, is_kept = (first, False) if first and has_answer else self._connect(deadline)
         try:
-            sock.sendall(self._request(method, path, content))
+            if sock is not first:
+                sock.sendall(self._request(method, path, content))
             if keeps_first:
                 sock, deadline = self._answering(sock, deadline)
             with _Answer(sock) as answer:

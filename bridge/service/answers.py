@@ -24,7 +24,7 @@ from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.events.envelope import read_event
 from bridge.events.model import CloudEvent, StoredEvent, structured
 from bridge.imds.diff import Change
-from bridge.imds.document import Document, ScheduledEvent
+from bridge.imds.document import ADVISORY, Document, ScheduledEvent
 from bridge.outbox.rows import DONE, LOST, OWED, REQUEST, STATE
 from bridge.runtime.json import Json
 from bridge.runtime.text import printable
@@ -119,7 +119,7 @@ class AnswerBatch:
         event, document = program.event, state.document
         if event is None or document is None:
             return b"{}", {"EventStatus": "Ended"}
-        change = Change(kind="scheduled", event=event)
+        change = Change(kind="advised" if event.status == ADVISORY else "scheduled", event=event)
         if program.argv == program.recover:
             has_booted = state.owed[program.recover].boot != state.boot
             change = replace(change, kind="ended", previous=event, vm_rebooted=has_booted)

@@ -86,7 +86,8 @@ class Forwarder:
         self._bridge_events.emit_losses(self._begin_again)
         wait_seconds = self.poll()
         self._identity.resolve()
-        self._bridge_events.follow_name()
+        if not (self._reachability.outage and self._reachability.outage.since):
+            self._bridge_events.follow_name()
         self._bridge_events.emit_heartbeat(self._open_events)
         return wait_seconds
 
@@ -149,8 +150,12 @@ class Forwarder:
         document = self._parse(body) if changed else None
         if document and not self._identity.resolved:
             self._identity.resolve(at_once=True)
-            self._bridge_events.follow_name()
         gap = self._reachability.note_answer()
+        if self._identity.next_vm:
+            if gap.events:  # an outage ends in the name in which it was told
+                self._parts.outbox.commit(gap.events, records=gap.records)
+                gap = gap._replace(events=(), records={})
+            self._bridge_events.follow_name()
         events, records = [*gap.events], {**gap.records}
         if document:
             if must_join:

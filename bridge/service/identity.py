@@ -99,7 +99,10 @@ class VmIdentity:
         """
         pause_seconds = min(AT_ONCE_PAUSE_SECONDS, self._pause_seconds) if at_once else self._pause_seconds
         if self.imds and self.clock.monotonic() - self._asked_at >= pause_seconds:
-            self._ask(is_running=True, limit_seconds=AT_ONCE_SECONDS if at_once else INSTANCE_SECONDS)
+            is_short, asked_at = at_once and self.role == "forward", self._asked_at
+            self._ask(is_running=True, limit_seconds=AT_ONCE_SECONDS if is_short else INSTANCE_SECONDS)
+            if is_short and not self._is_known:
+                self._asked_at = asked_at  # it does not take the place of one that waits longer
             again = 1.0 if at_once else min(RESOLVE_EVERY_SECONDS, max(1.0, 2 * self._pause_seconds))
             self._pause_seconds = READ_EVERY_SECONDS if self._is_known else again
 
@@ -159,10 +162,10 @@ class VmIdentity:
             log.warning("the VM's identity is not available yet: %s", error)
 
     def _name_run(self, vm: Vm) -> None:
-        is_kept = self.resolved and vm == self.vm
         self.vm, self.next_vm, self.resolved = vm, None, True
-        if not is_kept:
-            self.outbox.commit([], records={(STATE, VM): {"boot_id": self.boot_id, "vm": asdict(vm)}})
+        kept = {"boot_id": self.boot_id, "vm": asdict(vm)}
+        if kept != self.outbox.record(STATE, VM):
+            self.outbox.commit([], records={(STATE, VM): kept})
 
     def reporter(self) -> Reporter:
         """Return what builds events in this VM's name, as far as it is known, as of now."""

@@ -22,7 +22,7 @@ from bridge.lab import rendering
 from bridge.runtime.threads import pauses
 from tests.support.clock import MovedClock
 from tests.support.imds_lab import ImdsLab
-from tests.support.process import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent
+from tests.support.process import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent, wait_until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -147,6 +147,32 @@ def test_the_first_request_stays_open_for_an_answer_of_minutes_beside_others(
     with RawServer(serve) as server:
         assert client(server.url).document(timeout_seconds=LIMIT_SECONDS) == b"ok"
     assert server.connections >= 5  # on a busy machine one more
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_answer_to_the_first_request_is_read_where_no_other_connection_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "CALL_SECONDS", 0.2)
+    opened = client_module.ImdsClient._open
+    tries: list[float] = []
+
+    def once(asking: ImdsClient, limit_seconds: float) -> socket.socket:
+        tries.append(limit_seconds)
+        if len(tries) > 1:
+            raise ConnectionRefusedError
+        return opened(asking, limit_seconds)
+
+    monkeypatch.setattr(ImdsClient, "_open", once)
+
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        wait_until(lambda: len(tries) > 1)
+        connection.sendall(OK)
+
+    with RawServer(serve) as server:
+        assert client(server.url).document(timeout_seconds=LIMIT_SECONDS) == b"ok"
+    assert len(tries) < 100
 
 
 @pytest.mark.usefixtures("impatient")
@@ -292,6 +318,16 @@ def test_what_imds_says_of_an_error_is_told(status: int, body: str, said: str) -
     head = f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n"
     with RawServer(answering((head + body).encode())) as server:
         assert str(failure(client(server.url))) == f"IMDS at {server.url} answered {status}{said}"
+
+
+def test_a_version_that_fails_when_it_is_tried_again_leaves_the_one_that_works(imds: ImdsLab) -> None:
+    asking = client(imds.url("web-0"), api_version="2099-01-01")
+    asking.document()
+    asking.clock.advance(3600)  # type: ignore[attr-defined]
+    imds.fault(500, count=1)
+    for _ in range(3):
+        assert json.loads(asking.document())["Events"] == []
+    assert "2020-07-01 is asked for" in str(asking.version_error)
 
 
 def test_a_version_that_imds_does_not_know_is_replaced_and_tried_again_hourly(

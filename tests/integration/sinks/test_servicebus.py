@@ -10,6 +10,7 @@ import math
 import socket
 import sys
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -28,6 +29,7 @@ from bridge.azure import servicebus as servicebus_module
 from bridge.config.bus import ServiceBusSettings
 from bridge.errors import DeliveryError, HungError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
+from bridge.runtime.threads import pauses
 from bridge.sinks import servicebus as module
 from bridge.sinks.base import Sink
 from bridge.sinks.servicebus import REST_SECONDS, ServiceBusSink, to_message
@@ -36,6 +38,7 @@ from tests.support.moved_delivery import MovedDelivery
 from tests.support.process import LIMIT_SECONDS, RawServer, stored_event, wait_until
 from tests.support.servicebus import ServiceBusLab, entities
 from tests.support.sinks import QUEUE, TOKEN, TOPIC, Connect, TokenEndpoint, bus_settings, failure, set_proxy
+from tests.support.tls import forwarding
 
 EVENT_ID = "4CAEA225-A741-474D-A72E-428C86FCD853"
 KEY = "a-key-that-must-not-be-shown"
@@ -261,6 +264,21 @@ def test_a_link_that_was_lost_in_silence_fails_once_and_the_next_try_connects(
     assert type(failure(sink, event(1))) is Unavailable
     sink.send([event(1)])
     assert arrived(bus) == ids([event(0), event(1)])
+
+
+def test_after_a_pause_of_the_process_a_connection_that_was_lost_in_silence_delays_nothing(
+    bus: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RawServer(forwarding(bus.port)) as nat:
+        text = bus.connection_string.replace(str(bus.port), str(nat.port))
+        with closing(ServiceBusSink(bus_settings(bus, connection_string=text))) as sink:
+            sink.send([event(1)])
+            nat.forgotten = nat.connections
+            monkeypatch.setattr(pauses, "_beat_at", time.time() - 10)
+            began = time.monotonic()
+            sink.send([event(2)])
+            assert time.monotonic() - began < 5.0  # over the lost one it would be 10 s
+    assert len(arrived(bus)) == 2
 
 
 def test_a_bus_that_is_down_is_sent_to_when_it_is_back_also_after_a_rest(

@@ -131,7 +131,9 @@ def test_the_deadline_leaves_the_program_its_time() -> None:
     given, undated = states(event("a", notice=900), event("b", notice=None)).values()
     assert deadline(given.event, RULE) == NOW + timedelta(seconds=900 - 60 - 10)
     assert deadline(undated.event, RULE) < NOW
-    assert deadline(given.event, AutoSettings(max_unavailable=1)) > NOW + timedelta(days=10_000)
+    (warning,) = states(event("a", notice=None, EventStatus="Advisory")).values()
+    for never, by in ((given, AutoSettings(max_unavailable=1)), (warning, RULE)):
+        assert deadline(never.event, by) > NOW + timedelta(days=10_000)
 
 
 def test_five_thousand_events_are_put_in_order_within_a_second() -> None:

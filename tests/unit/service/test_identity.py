@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from bridge.config.models import Config
-from bridge.errors import StateError
+from bridge.errors import ImdsError, StateError
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
 from bridge.imds.instance import Vm, approval_session
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE, Loss
 from bridge.service.bridge_events import BridgeEvents
-from bridge.service.identity import SETTLE_SECONDS, VmIdentity
+from bridge.service.identity import SETTLE_SECONDS, Role, VmIdentity
 from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.imds import WEB_0, WEB_1, ImdsDouble
@@ -155,6 +155,42 @@ def test_instance_data_is_requested_soon_and_then_every_minute_until_it_is_compl
         clock.advance(1)
     assert requested_at == [0, 1, 3, 7, 15, 31, 63, 123, 183, 783]
     assert (identity.next_vm, identity.last_error) == (WEB_0, "")
+
+
+@pytest.mark.parametrize("role", ["forward", "listen"])
+def test_events_that_ask_at_once_do_not_take_the_place_of_a_reading_that_waits_longer(
+    imds: ImdsDouble, outbox: Outbox, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, role: Role
+) -> None:
+    answer = imds.instance
+
+    def slow(limit_seconds: float) -> Vm:
+        if limit_seconds < 0.5:
+            raise ImdsError("no answer")
+        return answer(limit_seconds)
+
+    identity = VmIdentity(Config(), role, imds=imds, outbox=outbox, clock=clock)
+    monkeypatch.setattr(imds, "instance", slow)
+    for _ in range(20):  # an event each time
+        clock.advance(0.4)
+        identity.resolve(at_once=True)
+        if role == "forward":
+            identity.resolve()
+    assert (identity.next_vm or identity.vm) == WEB_0
+
+
+def test_the_boot_is_kept_also_where_the_first_answer_was_a_part(
+    start: Start, imds: ImdsDouble, clock: MovedClock
+) -> None:
+    start(boot_id="1")
+    imds.vm = Vm(name=WEB_0.name, location="westeurope")
+    identity = start(boot_id="2")
+    imds.vm = WEB_0
+    clock.advance(60)
+    identity.resolve()
+    imds.fail(500, methods=["instance"])
+    asked = len(imds.calls)
+    assert start(boot_id="2").vm == WEB_0
+    assert len(imds.calls) == asked
 
 
 def test_tags_follow_with_the_next_reading_and_a_reading_that_fails_changes_nothing(

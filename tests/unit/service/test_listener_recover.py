@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -475,6 +476,7 @@ def test_a_rule_that_names_an_early_warning_prepares_for_it_and_nobody_approves_
     key = prepared(rig, machine, **ADVICE)
     rig.run(3)
     assert machine.names == [DRAIN]
+    assert json.loads(machine.runs[0].body)["type"] == "io.imdsbridge.scheduledevent.advised.v1"
     assert [one["EventId"] for one in told(rig, "prepared")] == [key]
     assert rig.imds.posts == []
     rig.imds.remove(key)
