@@ -16,6 +16,7 @@ NOTICES = tuple(f"io.imdsbridge.scheduledevent.{kind}." for kind in ("scheduled"
 URGENT_TYPES = ("io.imdsbridge.scheduledevent.", "io.imdsbridge.approval.")
 # Young, or overdue, for as long as IMDS's longest usual notice.
 YOUNG_SECONDS = 900.0
+URGENT_LIMIT_SECONDS = 2.0  # between its tries: a notice may be of 30 s, and an approver waits for a receipt
 SOON_SECONDS = 120.0
 # What has started, or is late as it comes, is as urgent as a notice of this length.
 LATE_SECONDS = 60.0

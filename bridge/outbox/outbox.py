@@ -7,6 +7,7 @@ be used the same goes on in memory, and what the file lacks is written once it w
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -361,7 +362,7 @@ class Outbox:
             )
             event = StoredEvent(seq=self._storage.last_seq, id=id_, type=type_, stored_at=now, body=body)
             database.save_event(event)
-            database.save_waiting(event, {sink: None})
+            database.save_waiting(event, {sink: None}, wall=-math.inf)  # an old notice is not late news
             database.execute("delete-dead-letter", number)
         if numbers:
             database.note_seq(self._storage.last_seq)

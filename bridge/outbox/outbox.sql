@@ -71,10 +71,24 @@ RETURNING state;
 -- What is behind a first event makes it urgent, and ends the time for which it is held.
 UPDATE waiting SET
     urgency = IIF(?3 < 1e11 OR urgency IS NULL, ?3, urgency),
-    due_at = IIF(state = 6, MIN(due_at, COALESCE(?4, 0)), due_at)
+    due_at = CASE
+        WHEN state = 6 THEN MIN(due_at, COALESCE(?4, 0)) WHEN state IN (2, 3) AND ?3 NOTNULL THEN MIN(due_at, ?5) ELSE due_at
+    END,
+    is_asked = IIF(?3 NOTNULL, 0, is_asked)
 WHERE key = ?2 AND sink = ?1 AND state <> 7 AND seq = (
     SELECT MIN(seq) FROM waiting WHERE key = ?2 AND sink = ?1
 );
+
+-- name: order-key
+-- What was put before the first of its key becomes the first.
+UPDATE waiting SET
+    state = IIF(seq = lowest, 0, 7), tries = 0, due_at = NULL, is_asked = 0,
+    urgency = IIF(seq = lowest, COALESCE(urgent, urgency), urgency)
+FROM (
+    SELECT MIN(seq) AS lowest, MAX(IIF(state <> 7, urgency, NULL)) AS urgent, MAX(IIF(state <> 7, seq, 0)) AS head
+    FROM waiting WHERE sink = ?1 AND key = ?2
+)
+WHERE sink = ?1 AND key = ?2 AND lowest <> head AND seq IN (lowest, head);
 
 -- name: save-dead-letter
 -- The same one again changes nothing: a transaction that failed may be in the file all the same.

@@ -152,7 +152,9 @@ class Queue:
         def work(database: Ledger) -> Taken:
             events: list[StoredEvent] = []
             sent: set[int] = set()
-            room, size = limit - len(heads), 0
+            # A retry goes alone: with what is behind it, it would fail as a batch and never be blamed.
+            alone = any(head.state in (SUSPECT_DUE, ALONE_DUE) for head in heads)
+            room, size = 0 if alone else limit - len(heads), 0
             for head in heads:
                 before = len(events)
                 for *row, is_sent in database.execute("of-key", self.sink, head.key, room + 1):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bridge.events.model import StoredEvent
-from bridge.events.urgency import key_number, urgency
+from bridge.events.urgency import URGENT_LIMIT_SECONDS, key_number, urgency
 from bridge.outbox.sqlite import VERSION, Damaged, Database, checksum
 from bridge.runtime.json import Json
 
@@ -96,14 +97,16 @@ class Ledger(Database):
         key = key_number(event.envelope)
         for sink, due_at in held.items():
             state = NEW if due_at is None else HELD
-            self.copy_waiting(sink, event.seq, key, urgent, state, 0, due_at, 0, 0)
+            self.copy_waiting(sink, event.seq, key, urgent, state, 0, due_at, 0, 0, at=event.stored_at)
 
-    def copy_waiting(self, sink: str, seq: int, key: int, urgent: float | None, *rest: Any) -> None:
+    def copy_waiting(
+        self, sink: str, seq: int, key: int, urgent: float | None, *rest: Any, at: float = math.inf
+    ) -> None:
         """Write a row as another database has it; what is the first of its key is found out here."""
         row = self.execute("save-waiting", sink, seq, key, urgent, *rest).fetchone()
         due_at = rest[2]
         if row == (BEHIND,) and (urgent is not None or due_at is not None):
-            self.execute("hasten", sink, key, urgent, due_at)
+            self.execute("hasten", sink, key, urgent, due_at, at + URGENT_LIMIT_SECONDS)
 
     def move_waiting(self, sink: str, target: str, seq: int) -> int:
         """Let an event that waits for a sink wait for another one as a new one; return how many did."""
@@ -111,6 +114,7 @@ class Ledger(Database):
             return self.execute("move-waiting-of-version-1", target, sink, seq).rowcount
         for key, urgent in self.execute("key-and-urgency", sink, seq).fetchall():
             self.copy_waiting(target, seq, key, urgent, NEW, 0, None, 0, 0)
+            self.execute("order-key", target, key)
         return self.execute("delete-waiting", sink, seq).rowcount
 
     def pending(self, sink: str, *, after: int, limit: int) -> list[StoredEvent]:

@@ -85,8 +85,11 @@ def salvage(path: Path, file: Ledger, wanted_by: WantedBy) -> None:
             waiting.setdefault(seq, set()).add(str(sink))
         for event in _readable(damaged, "event", stored_event):
             file.save_event(event)
-            sinks = waiting.get(event.seq, set()) | {*(wanted_by(event) if faults else ())}
-            file.save_waiting(event, dict.fromkeys(sorted(sinks)))
+            if sinks := waiting.get(event.seq, set()) | {*(wanted_by(event) if faults else ())}:
+                waiting[event.seq] = sinks
+        for event in map(stored_event, file.execute("events-after", 0)):
+            # In their order, which what is behind the damage is not read in.
+            file.save_waiting(event, dict.fromkeys(sorted(waiting.get(event.seq, ()))))
         for values, retry in _readable(damaged, "dead_letter", stored_dead_letter):
             file.save_dead_letter(*values, retry=retry)
         for kind, key, value, at in _readable(damaged, "record", stored_record):

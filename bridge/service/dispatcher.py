@@ -147,7 +147,7 @@ class Dispatcher:
             why = {"whole_sink": str(failure.error) if failure else None}
             log.debug("sink %s: waits up to %.2f s", self.name, wait_seconds, extra=why)
             return wait_seconds
-        taken = self._queue.take(heads, self._course.limit, is_noted=self.sink.knows_duplicates)
+        taken = self._queue.take(heads, self._limit, is_noted=self.sink.knows_duplicates)
         if not taken.events:  # the outbox reached its size limit
             return GONE_SECONDS
         self._deliver(taken)
@@ -163,22 +163,29 @@ class Dispatcher:
             self._course = self._course.idle(is_empty=at == NOTHING_WAITS)
         return at, heads
 
+    @property
+    def _limit(self) -> int:
+        """How many events are sent next; a sink may learn that it takes fewer."""
+        limit = self._course.limit
+        return limit if self._course.is_digest else min(limit, self.sink.max_batch)
+
     def _turn(self, now: Now, pace: Pace) -> Turn:
         """Return whose turn it is, and release what is held once something is sent or must not be held."""
         course, queue = self._course, self._queue
         kinds = course.kinds(now.steady, is_draining=pace.is_draining)
-        turn = queue.turn(now, course.limit, **kinds)
+        turn = queue.turn(now, self._limit, **kinds)
         if not self.holding:
             return turn
         held_until = min(turn.due_at, course.pause_until)
         must_be_sent = pace.is_draining or not course.is_calm or self.outbox.storage_error is not None
         backlog = self.outbox.backlogs()[self.name]
         is_due = must_be_sent or backlog >= HELD_EVENTS or held_until <= now.steady
-        if not (turn.fresh or turn.again or is_due):
-            self._held_until = held_until
+        is_sending = turn.fresh or (turn.again and not self.holding.is_digest)
+        if not (is_sending or is_due):
+            self._held_until = -math.inf if queue.failures() else held_until
             return turn._replace(due_at=held_until if backlog else NOTHING_WAITS)
         self._held_until = min(self._held_until, now.steady)
-        return queue.turn(now, course.limit, **kinds) if queue.release() else turn
+        return queue.turn(now, self._limit, **kinds) if queue.release() else turn
 
     def _deliver(self, taken: Taken) -> None:
         """Send events and note what became of them."""
@@ -207,17 +214,21 @@ class Dispatcher:
         if event is None or expires_at >= now.steady:
             self._expires_at = min(expires_at, now.steady + EXPIRY_SECONDS)
             return False
-        self.count("expired")
+        page = self.outbox.pending(self.name, PAGE_EVENTS)
+        old = [one for one in page if one.stored_at + self.max_age_seconds < now.steady] or [event]
+        for _ in old:
+            self.count("expired")
         error = self._health.last["last_error"]
         why = f"older than max_age_seconds = {self.max_age_seconds:g}"
-        self._dead_letter(event, EXPIRED, f"{why}; the last error: {error}" if error else why)
+        self._dead_letter(old, EXPIRED, f"{why}; the last error: {error}" if error else why)
         return True
 
-    def _dead_letter(self, event: StoredEvent, reason: str, detail: str) -> None:
-        self.outbox.acknowledge(self.name, [event], dead=(reason, detail))
-        self.dead_lettered += 1
+    def _dead_letter(self, events: Sequence[StoredEvent], reason: str, detail: str) -> None:
+        self.outbox.acknowledge(self.name, events, dead=(reason, detail))
+        self.dead_lettered += len(events)
         text = "sink %s: an event is dead-lettered as %s: %s"
-        log.error(text, self.name, reason, detail, extra={"event": event.id})
+        for event in events:
+            log.error(text, self.name, reason, detail, extra={"event": event.id})
 
     def _note_delivery(self, events: Sequence[StoredEvent]) -> None:
         if not events:
@@ -260,7 +271,7 @@ class Dispatcher:
             self.count("rejected")
             self._note_answer()
             self._health.note_rejection(events[0], error)
-            self._dead_letter(events[0], REJECTED, str(error))
+            self._dead_letter(events[:1], REJECTED, str(error))
 
     def _note_failure(self, error: DeliveryError, taken: Taken, began_at: float) -> None:
         # They would keep the events in memory.
@@ -286,7 +297,8 @@ class Dispatcher:
             text = "sink %s: an event keeps failing while others are accepted; it is retried on its own"
             log.warning(text, self.name, extra={"event": event.id})
         # It is tried often only if it is urgent itself, and was answered.
-        is_urgent = pace.is_urgent and head.urgency is not None and failure.is_answered
+        is_harmless = failure.is_answered or self.outbox.backlogs()[self.name] == 1
+        is_urgent = pace.is_urgent and head.urgency is not None and is_harmless
         retry_at = replace(failure, count=head.tries + 1).retry_at(replace(pace, is_urgent=is_urgent))
         is_asked = failure.must_wait(pace)
         self._queue.note_failure(head, due_at=retry_at, is_cause=is_cause, is_asked=is_asked)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from bridge.errors import DeliveryError
+from bridge.events.urgency import URGENT_LIMIT_SECONDS
 from bridge.outbox.queue import Head, Turn
 from bridge.sinks.base import RETRY_BASE_SECONDS
 
@@ -20,7 +21,6 @@ FIRST_TRY_SECONDS = 1 / 20
 RETRY_SECONDS = 1 / 4
 # A chat takes few messages: between two tries of a digest, or of its events, that fail.
 DIGEST_RETRY_SECONDS = 2.0
-URGENT_LIMIT_SECONDS = 2.0  # a notice may be of 30 s, and an approver waits for a receipt
 # While the process stops, which may take some seconds.
 DRAIN_LIMIT_SECONDS = 0.5
 _MAX_EXPONENT = 32  # of the doubling limit, so that no float overflows
@@ -159,7 +159,9 @@ class Course:
 
     def idle(self, *, is_empty: bool) -> Course:
         """Return how it goes on while nothing is due; with `is_empty`, nothing waits at all."""
-        after = replace(self, batch=self.max_batch, must_be_alone=False) if is_empty else self
+        after = (
+            replace(self, batch=self.max_batch, must_be_alone=False, is_proven=False) if is_empty else self
+        )
         return replace(after, blocked_by=None)
 
     def accepted(self) -> Course:
@@ -204,7 +206,7 @@ class Course:
         else:
             after = replace(after, begin_at=failure.began_at + FIRST_TRY_SECONDS)
         if is_cause:
-            return after
+            return replace(after, is_proven=False)
         is_about_events = (
             failure.is_answered and failure.may_be_caused_by_event and not failure.must_wait(pace)
         )

@@ -110,7 +110,7 @@ class ServiceBusSink(Sink):
             except DeliveryError as error:
                 if count == 1 or "amqp:not-allowed" not in str(error.__cause__):
                     raise
-                self._batch_limit = 1
+                self.max_batch = self._batch_limit = 1
             else:
                 yield count
                 messages = messages[count:]

@@ -679,3 +679,138 @@ def test_the_debug_log_tells_what_is_chosen_and_why_events_wait(
     ):
         assert text in told
     assert any(getattr(record, "whole_sink", None) == "not now" for record in caplog.records)
+
+
+# --- what would delay a notice, or others ---
+
+
+def in_seconds(rig: MovedDelivery, seconds: float) -> str:
+    return iso_utc(rig.clock.now() + timedelta(seconds=seconds))
+
+
+def passed(rig: MovedDelivery, until: Callable[[], bool], *, most: float = 1e5) -> float:
+    """Deliver until something holds; return how many seconds that took."""
+    began = rig.clock.monotonic()
+    while not until() and rig.clock.monotonic() < began + most:
+        rig.clock.advance(min(rig.dispatcher.step() or 0.0, most))
+    return rig.clock.monotonic() - began
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_poison_event_is_blamed_also_where_others_of_its_key_are_behind_it(make: Make, behind: int) -> None:
+    rig = make(max_batch=64, max_age_seconds=FOREVER)
+    rig.sink.refuse = lambda event: unavailable(status=500) if event.id == "bad" else None
+    rig.commit("bad", subject="poison", NotBeforeUtc=in_seconds(rig, 86400))
+    rig.deliver(seconds=1)
+    rig.commit("ok")
+    rig.deliver(seconds=20)
+    for number in range(behind):
+        rig.commit(f"behind {number}", subject="poison", NotBeforeUtc=in_seconds(rig, 86400))
+    rig.commit(*map(str, range(200)), type_=OTHER_TYPE)
+    rig.clock.advance(61)
+    assert passed(rig, lambda: rig.outbox.backlog("a")[0] == 1 + behind) < 2
+
+
+def test_what_is_moved_before_the_head_of_its_key_is_the_head(make: Make) -> None:
+    rig = make(others=["old"], max_age_seconds=FOREVER)
+    rig.commit("1", subject="s")
+    rig.outbox.acknowledge("a", rig.outbox.pending("a", 9))
+    rig.commit("2", subject="s")
+    rig.commit("3", "4", type_=OTHER_TYPE)
+    rig.outbox.acknowledge("old", rig.outbox.pending("old", 9)[1:])
+    inspect.move(rig.folder, "old", "a")
+    rig.outbox.recover()
+    rig.sink.refuse = lambda event: unavailable(status=500) if event.id == "1" else None
+    rig.deliver(seconds=60)
+    assert sorted(rig.received()) == ["3", "4"]
+    assert len(rig.sink.calls) < 60
+    rig.sink.refuse = lambda _: None
+    rig.deliver()
+    assert rig.received()[-2:] == ["1", "2"]
+
+
+@pytest.mark.parametrize("more", [{"retry_after_seconds": 3600.0}, {}])
+def test_a_notice_does_not_wait_for_the_retry_of_an_older_one_of_its_key(
+    make: Make, more: dict[str, Any]
+) -> None:
+    rig = make(max_age_seconds=FOREVER)
+    rig.sink.refuse = lambda _: unavailable(**more)
+    rig.commit("scheduled", subject="s", NotBeforeUtc=in_seconds(rig, 1500))
+    rig.deliver(seconds=1500)
+    rig.sink.refuse = lambda _: None
+    rig.commit("started", subject="s", NotBeforeUtc=in_seconds(rig, 0))
+    assert passed(rig, lambda: "started" in rig.received()) <= 2
+
+
+def test_what_was_learned_of_events_does_not_outlast_them(make: Make) -> None:
+    rig = make(unavailable(status=500), max_batch=10, max_age_seconds=FOREVER)
+    rig.commit(*"abcd", type_=OTHER_TYPE)
+    rig.deliver()
+    rig.clock.advance(3600)
+    rig.sink.refuse = lambda _: unavailable(status=None)  # an outage
+    rig.commit("notice", NotBeforeUtc=in_seconds(rig, 300))
+    rig.deliver(seconds=200)
+    rig.sink.refuse = lambda _: None
+    assert passed(rig, lambda: "notice" in rig.received()) <= 2
+
+
+def test_one_failed_batch_does_not_turn_an_outage_into_many_poison_events(make: Make) -> None:
+    rig = make(unavailable(status=500), max_batch=16, max_age_seconds=FOREVER)
+    rig.commit(*map(str, range(200)), type_=OTHER_TYPE)
+    passed(rig, lambda: bool(rig.received()))
+    rig.sink.refuse = lambda _: unavailable(status=None)
+    rig.deliver(seconds=10)
+    before = len(rig.sink.calls)
+    rig.deliver(seconds=290)
+    assert len(rig.sink.calls) - before < 40
+
+
+def test_dead_letters_that_are_sent_again_stand_behind_notices(make: Make) -> None:
+    rig = make(max_age_seconds=FOREVER)
+    rig.sink.refuse = lambda _: Rejected("400", status=400)
+    for number in range(30):
+        rig.commit(str(number), subject=str(number), NotBeforeUtc=in_seconds(rig, 30))
+    rig.deliver()
+    rig.clock.advance(7 * 86400)
+    rig.sink.refuse = lambda _: None
+    inspect.retry(rig.folder, [one["number"] for one in inspect.dead_letters(rig.folder)])
+    rig.outbox.recover()
+    rig.commit("notice", NotBeforeUtc=in_seconds(rig, 900))
+    rig.deliver()
+    assert rig.received()[0] == "notice"
+
+
+def test_what_is_too_old_is_dead_lettered_many_at_a_time(make: Make) -> None:
+    rig = make(max_age_seconds=3600.0)
+    rig.commit(*map(str, range(300)), type_=OTHER_TYPE)
+    rig.clock.advance(3601)
+    rig.commit("notice", NotBeforeUtc=in_seconds(rig, 30))
+    steps = 0
+    while not rig.received():
+        rig.dispatcher.step()
+        steps += 1
+    assert steps < 12
+    assert len(rig.dead()) == 300
+
+
+def test_an_event_that_keeps_failing_is_not_shown_as_held_and_ends_no_pause_of_a_digest(make: Make) -> None:
+    def refuse(event: StoredEvent) -> Unavailable | None:
+        return unavailable(status=500) if event.id == "bad" else None
+
+    copies = make(holds_copies=True, max_age_seconds=FOREVER)
+    copies.sink.refuse = refuse
+    copies.commit("bad", NotBeforeUtc=in_seconds(copies, 600))
+    copies.deliver(seconds=1)
+    copies.commit("ok")
+    copies.deliver(seconds=100)
+    assert not copies.dispatcher.status()["is_held"]
+    digest = make(digest_seconds=300.0, max_age_seconds=FOREVER)
+    digest.sink.is_digest = True
+    digest.sink.refuse = refuse
+    digest.commit("first", "bad", type_=OTHER_TYPE)
+    digest.deliver(seconds=600)
+    sent = len(digest.sink.batches)
+    for number in range(60):
+        digest.commit(str(number), type_=OTHER_TYPE)
+        digest.deliver(seconds=10)
+    assert len(digest.sink.batches) - sent < 20  # without the pause one for each

@@ -979,8 +979,10 @@ def test_after_a_silent_start_the_first_good_document_asks_who_the_vm_is_and_wai
     station.imds.restore()
     station.imds.schedule()
     station.poll()
-    stopping, started, *_, event, _ = station.events()
+    recovered, stopping, started, *_, event, _ = station.events()
     assert station.imds.calls[-1].timeout_seconds == 0.2
+    # an outage ends in the name in which it was told
+    assert (recovered["type"][-12:], recovered["reporter"]) == ("recovered.v1", stopping["reporter"])
     assert (stopping["data"]["Reason"], started["data"]["Reason"]) == ("Stopping", "Started")
     assert started["data"]["PreviousEpoch"] == stopping["reporterepoch"]
     assert event["type"].endswith("scheduled.v1")
