@@ -44,6 +44,7 @@ class Reading:
 
     document: Document | None = None
     at: float = -math.inf
+    answered_at: float = -math.inf
     error: str = ""
     good_time: datetime | None = None
 
@@ -115,7 +116,9 @@ class ImdsApprover:
 
     def is_just_read(self, since: float) -> bool:
         """Return whether the last document is young enough for a POST, and was read at that instant or later."""
-        return self.reading.at >= since and self.clock.monotonic() - self.reading.at < JUST_READ_SECONDS
+        return (
+            self.reading.at >= since and self.clock.monotonic() - self.reading.answered_at < JUST_READ_SECONDS
+        )
 
     @property
     def newer_in_seconds(self) -> float:
@@ -141,7 +144,8 @@ class ImdsApprover:
             return replace(last, error=str(error))
         if self.reading.error:
             log.info("IMDS answers again; waiting commands go on")
-        return replace(last, document=document, error="", good_time=self.clock.now())
+        answered_at = self.clock.monotonic()
+        return replace(last, document=document, answered_at=answered_at, error="", good_time=self.clock.now())
 
     def may_call(self) -> bool:
         """Return whether IMDS may be called now, by its limit and its pauses, and count the call."""

@@ -41,7 +41,7 @@ class Rules:
     def timeout_of(self, recover: Argv) -> float:
         """Return how long a `recover` may run."""
         known = (rule.run_timeout_seconds for rule in self.settings.auto if rule.recover == recover)
-        return next(known, UNKNOWN_TIMEOUT_SECONDS)
+        return max(known, default=UNKNOWN_TIMEOUT_SECONDS)
 
     def names_this_vm(self, event: ScheduledEvent) -> bool:
         """Return whether an event names this VM."""
@@ -121,7 +121,7 @@ def judge(one: EventState, order: Order, program: Program | None, seen: Seen) ->
     is_prepared = not rule.run or seen.rules.is_dry_run or rule.run in one.prepared
     if one.stay.approved_at and (one.stay.is_settled or not is_prepared):
         return Verdict(why="approved")
-    if one.stay.is_settled:
+    if one.stay.is_settled and is_prepared:
         return Verdict(why="answered: see its receipt")
     if not is_prepared:
         return _prepare(one, rule, order, seen)

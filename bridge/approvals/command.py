@@ -64,9 +64,11 @@ class Command:
 
 def unwrap(body: bytes) -> bytes:
     """Return the text in a body that is a JSON string, as npm's client makes it, or .NET's; others unchanged."""
+    if len(body) > MAX_BODY_BYTES:
+        return body
     if body.startswith(_DOTNET):
         return _dotnet_text(body[len(_DOTNET) :]) or body
-    if len(body) <= MAX_BODY_BYTES and body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b'"'):
+    if body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b'"'):
         with suppress(ValueError):
             return str(json.loads(body.decode("utf-8-sig"))).encode(errors="surrogatepass")
     return body

@@ -95,6 +95,10 @@ def _follow(before: State, seen: Seen, tell: Tell) -> State:
             if one.sight != "missing"
         }
         before = replace(before, events=known, boot=seen.rules.boot, incarnation=None)
+    if seen.is_lost and before.document is None:  # what is stored may be older than the last recovery
+        stay = Stay(since=seen.at)
+        old = {key: replace(one, prepared={}, stay=stay) for key, one in before.events.items()}
+        before = replace(before, events=old)
     is_reset = _is_reset(before, document)
     events = {
         key: _shown(before.events.get(key), event, before, seen) for key, event in document.events.items()
@@ -303,32 +307,35 @@ def _answered(one: EventState, seen: Seen, tell: Tell) -> EventState:
 
 def _start(one: EventState, rule: AutoSettings, state: State, seen: Seen) -> tuple[EventState, State]:
     """Start a rule's program, and owe what puts the VM back; wait for `recover` if that runs and there is time."""
-    if running := state.programs.get(rule.recover):
+    # a rule that has lost its `recover` still changes what the recorded one puts back
+    recorded = next((owed.recover for owed in state.owed.values() if owed.run == rule.run), ())
+    recover = rule.recover or recorded
+    if running := state.programs.get(recover):
         is_late = running.must_end or deadline(one.event, rule) <= seen.now
-        programs = {**state.programs, rule.recover: replace(running, must_end=is_late)}
-        waits = Verdict(why=f"{rule.recover[0]} runs; {rule.run[0]} runs after it")
+        programs = {**state.programs, recover: replace(running, must_end=is_late)}
+        waits = Verdict(why=f"{recover[0]} runs; {rule.run[0]} runs after it")
         return replace(one, verdict=waits), replace(state, programs=programs)
     program = Program(
         argv=rule.run,
-        recover=rule.recover,
+        recover=recover,
         event=one.event,
         timeout_seconds=rule.run_timeout_seconds,
         began_at=seen.at,
     )
     state = replace(state, programs={**state.programs, one.event.key: program})
-    if not rule.recover:
+    if not recover:
         return one, state
-    known = state.owed.get(rule.recover, Owed(recover=rule.recover, since=seen.now))
+    known = state.owed.get(recover, Owed(recover=recover, since=seen.now))
     keys = known.keys | {one.event.key}
     new = Owed(
-        recover=rule.recover,
+        recover=recover,
         since=known.since,
         run=rule.run,
         boot=seen.rules.boot,
         event=one.event,
         keys=keys,
     )
-    return one, replace(state, owed={**state.owed, rule.recover: new})
+    return one, replace(state, owed={**state.owed, recover: new})
 
 
 # What is owed

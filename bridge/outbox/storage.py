@@ -16,8 +16,10 @@ from bridge.errors import StateError, Stopped
 from bridge.outbox.rows import (
     DAMAGE,
     LOSSES,
+    LOST,
     NOT_WRITTEN,
     OTHER_VM,
+    OWED,
     STATE,
     STATE_FOLDER_GONE,
     UNREAD_WATCH,
@@ -60,6 +62,7 @@ class _Memory:
         done: of the others, what sinks have had since the file failed.
         published: losses that were published since then.
         is_unread: whether this process has not seen yet what the file knows.
+        is_blind: whether nothing of the file could be read when this process started.
     """
 
     database: Ledger
@@ -68,6 +71,7 @@ class _Memory:
     done: set[tuple[str, int]] = field(default_factory=set)
     published: list[Loss] = field(default_factory=list)
     is_unread: bool = False
+    is_blind: bool = False
 
 
 class Storage:
@@ -292,7 +296,11 @@ class Storage:
             if memory.is_unread:
                 before = file.record(STATE, UNREAD_WATCH) or file.record(STATE, WATCH)
                 file.save_record(STATE, UNREAD_WATCH, before, at=0.0)
+            has_known = not memory.is_blind and memory.database.record(STATE, OWED) is not None
+            is_unknown = file.record(STATE, OWED) and not has_known
             copy_back(memory.database, file, after=min(found, memory.own_after))
+            if is_unknown:
+                file.save_record(STATE, LOST, True)
         self.last_seq = max(self.last_seq, found, given)
         if self.last_seq > found:
             file.note_seq(self.last_seq)
@@ -362,6 +370,7 @@ class Storage:
         memory = self._use_memory(error, source)
         memory.database.save_state(kept)
         memory.is_unread = memory.database.record(STATE, WATCH) is None
+        memory.is_blind = source is None
         if source:
             source.close()
         if self.file_seq < needed:

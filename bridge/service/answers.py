@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 # Kinds of records; those of a dry run must not count later.
 COMMAND, DRY_COMMAND = "command", "dry-command"
-EVENTS, KNOWN = "events", "known"  # with the key of its only record
+EVENTS, KNOWN = STATE, "events"  # for ever, and kept in place where only memory has it
 STAY = "stay"  # of the version before
 BY_RULE = "imds-bridge, by an auto rule"
 
@@ -114,14 +114,15 @@ class AnswerBatch:
             log.info("`imds-bridge recover` asks: %s", request)
         return request or ""
 
-    def notice(self, program: Program, state: State) -> tuple[bytes, dict[str, Any]]:
+    def notice(self, program: Program, state: State, *, is_over: bool) -> tuple[bytes, dict[str, Any]]:
         """Return what a program gets: the CloudEvent of its event for its standard input, and the event's data."""
         event, document = program.event, state.document
         if event is None or document is None:
             return b"{}", {"EventStatus": "Ended"}
         change = Change(kind="advised" if event.status == ADVISORY else "scheduled", event=event)
-        if program.argv == program.recover:
-            has_booted = state.owed[program.recover].boot != state.boot
+        if is_over:
+            boot = state.owed[program.recover].boot
+            has_booted = boot != state.boot if boot and self._identity.boot_id else None
             change = replace(change, kind="ended", previous=event, vm_rebooted=has_booted)
         reporter = self._identity.reporter()
         notice = reporter.scheduled_event(change, seen_before=0, incarnation=document.incarnation)

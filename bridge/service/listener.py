@@ -300,7 +300,7 @@ class Listener:
             self._answers.commit()
         for place in new:
             program = state.programs[place]
-            body, data = self._answers.notice(program, state)
+            body, data = self._answers.notice(program, state, is_over=not isinstance(place, str))
             run = self.make_run(program.argv, body, data, timeout_seconds=program.timeout_seconds)
             self._runs[place] = run
             log.info("running %s", program.argv[0], extra={"event_id": data.get("EventId")})
@@ -374,7 +374,7 @@ class Listener:
         intent = pending.intended.get(event_id.lower())
         if intent is None:
             return self._decision_before_post(pending, one, state, may_wait=may_wait)
-        if state and not (one and one.is_scheduled):
+        if state and not (known and known.may_be_scheduled):
             return not_recorded(one.event if one else None)
         stay_id, since = intent
         if one and one.stay.id != stay_id:

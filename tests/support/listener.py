@@ -24,7 +24,7 @@ from bridge.runtime.json import Json
 from bridge.runtime.program import Run
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import iso_utc
-from bridge.service.answers import COMMAND, EVENTS
+from bridge.service.answers import COMMAND, EVENTS, KNOWN
 from bridge.service.identity import VmIdentity
 from bridge.service.listener import PASS_SECONDS, Listener
 from tests.support.clock import MovedClock
@@ -126,9 +126,9 @@ class _JournalOutbox(Outbox):
         ]
         if receipts:
             self.journal.append(f"commit receipt {' '.join(receipts)}")
-        for (kind, _), value in (records or {}).items():
+        for (kind, name), value in (records or {}).items():
             intended = value.get("intended") if kind == COMMAND else ()
-            if kind == EVENTS:  # for auto rules
+            if (kind, name) == (EVENTS, KNOWN):  # for auto rules
                 intended = [key for key, one in value["events"].items() if one["stay"]["is_intended"]]
             if intended:
                 self.journal.append(f"commit intent {' '.join(intended)}")

@@ -11,6 +11,7 @@ import pytest
 
 from bridge.approvals.state import OutOfWorkReason
 from bridge.config.approvals import AutoSettings
+from bridge.errors import ImdsError
 from bridge.outbox.rows import DAMAGE, OWED, REQUEST, SIZE_LIMIT, STATE, STATE_FOLDER_GONE, Loss
 from bridge.service.answers import STAY
 from bridge.service.status import find_urgent
@@ -501,3 +502,144 @@ def test_a_rule_that_does_not_name_an_unknown_type_prepares_for_it_and_does_not_
     prepared(rig, machine, EventType="Migrate")
     rig.run(3)
     assert rig.imds.posts == []
+
+
+# What only a person who looks for faults finds
+
+
+def test_one_program_for_both_is_told_what_it_is_to_do(make_rig: MakeListener, machine: Machine) -> None:
+    rig = make_rig(run=[RECOVER], recover=[RECOVER])
+    event = prepared(rig, machine)
+    rig.imds.remove(event)
+    rig.run(1)
+    assert [run.data["EventStatus"] for run in machine.runs] == ["Scheduled", "Ended"]
+
+
+def test_where_the_boot_is_not_known_recover_is_not_told_that_there_was_one(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    rig.boot_id = ""
+    rig.restart()
+    event = prepared(rig, machine)
+    rig.imds.change(event, EventStatus="Started")
+    rig.run(2)
+    rig.restart()
+    rig.run(2)
+    rig.imds.remove(event)
+    rig.run(2)
+    assert machine.runs[-1].data["VmRebooted"] is None
+
+
+def test_a_shared_recover_has_the_longest_time_of_its_rules(
+    make_listener: MakeListener, machine: Machine
+) -> None:
+    short = {"event_type": ["Preempt"], "run": [NEW], "recover": [RECOVER], "run_timeout_seconds": 25}
+    rules = [short, {**RULE, "run_timeout_seconds": 600}]
+    rig = make_listener(policy={}, auto=rules, make_run=machine.make)
+    rig.imds.remove(prepared(rig, machine))
+    rig.run(2)
+    assert [run.timeout_seconds for run in machine.runs] == [600, 600]
+
+
+def test_a_rule_that_has_lost_its_recover_owes_the_recorded_one(rig: ListenerRig, machine: Machine) -> None:
+    first = prepared(rig, machine)
+    restart(rig, {"run": [DRAIN], "group": True})
+    rig.run(2)
+    second = rig.imds.schedule()
+    rig.run(1)
+    rig.imds.remove(first)
+    rig.run(1)
+    assert [run.command[0] for run in machine.running] == [DRAIN]
+    machine.finish(code=0)
+    rig.run(2)
+    rig.imds.remove(second)
+    rig.run(2)
+    assert machine.names == [DRAIN, DRAIN, RECOVER]
+
+
+def test_a_command_that_imds_refuses_ends_no_preparation(
+    make_listener: MakeListener, machine: Machine
+) -> None:
+    def refuse(_: float) -> None:
+        raise ImdsError("400", status=400)
+
+    rule = {**RULE, "max_unavailable": 1}
+    rig = make_listener(policy={"allow": [{}]}, auto=[rule], make_run=machine.make)
+    event = rig.imds.schedule()
+    rig.run(1)
+    rig.imds.bad[event] = refuse
+    rig.send(event)
+    rig.run(2)
+    rig.imds.bad.clear()
+    rig.run(60)
+    assert machine.names == [DRAIN]
+
+
+def test_a_slow_imds_approves_all_the_same(make_listener: MakeListener) -> None:
+    rig = make_listener(policy={"allow": [{}]})
+    rig.imds.on_read = lambda: rig.clock.advance(0.5)
+    event = rig.imds.schedule()
+    rig.run(5)
+    rig.send(event)
+    rig.run(30)
+    assert len(rig.imds.posts) == 1
+
+
+def test_a_command_without_an_outcome_is_not_answered_while_its_event_may_be_in_an_unreadable_entry(
+    make_listener: MakeListener,
+) -> None:
+    def hang(_: float) -> None:
+        raise ImdsError("timed out")
+
+    rig = make_listener(policy={"allow": [{}]})
+    event = rig.imds.schedule()
+    rig.run(1)
+    rig.imds.bad[event] = hang
+    rig.send(event)
+    rig.run(0.5)
+    rig.imds.show({"EventId": 7})
+    rig.run(2)
+    assert rig.receipts() == []
+
+
+def test_what_a_file_owes_that_could_not_be_read_at_the_start_is_put_back_once_it_can(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    event = prepared(rig, machine)
+    rig.imds.change(event, EventStatus="Started")
+    rig.run(2)
+    rig.events()
+    rig.receiver.disconnect()
+    rig.outbox.close()
+    file = rig.outbox.folder.database
+    hidden = file.with_suffix(".hidden")
+    file.rename(hidden)
+    file.mkdir()
+    rig.start()
+    rig.run(2)
+    file.rmdir()
+    hidden.rename(file)
+    rig.outbox.recover()
+    rig.imds.remove(event)
+    rig.run(120)
+    assert machine.names == [DRAIN, RECOVER]
+
+
+def test_what_was_recovered_while_the_store_was_in_memory_is_not_prepared_after_a_kill(
+    rig: ListenerRig, machine: Machine, disk: FailingDisk
+) -> None:
+    event = prepared(rig, machine)
+    shown = rig.imds.events
+    rig.events()
+    disk.fail()
+    rig.imds.remove(event)
+    rig.run(2)
+    machine.finish(code=0)
+    rig.run(2)
+    disk.recover()
+    posts = len(rig.imds.posts)
+    rig.imds.show(*shown)
+    rig.folder = kill(rig.outbox, rig.folder, rig.folder.parent / "killed")
+    rig.start()
+    rig.run(3)
+    assert (machine.names, rig.imds.posts[posts:]) == ([DRAIN, RECOVER, DRAIN], [])
