@@ -39,6 +39,7 @@ STATUS_BLOCK_BYTES = 16 * 1024
 # It has the whole document, of which IMDS sends far less.
 MAX_STATUS_BYTES = 64 * 1024 * 1024
 _decoder = BoundedDecoder(max_depth=200)
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows changes line ends otherwise
 
 
 class StateFolder:
@@ -215,7 +216,7 @@ class StateFolder:
     def _write_in_place(self, name: str, body: bytes) -> bool:
         try:
             if name not in self._files:
-                self._files[name] = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o600)
+                self._files[name] = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | _BINARY, 0o600)
             os.lseek(self._files[name], 0, os.SEEK_SET)
             os.write(self._files[name], body)
         except OSError:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.timeout(900)  # the first run downloads the clients
 PAGE = ROOT / "schemas" / "README.md"
 SNIPPETS = ROOT / "schemas" / "snippets"
 NAMES = sorted(path.name for path in SNIPPETS.glob("approve.*"))
+# Without .NET, which CI lacks, the job `dotnet` of .github/workflows/test.yml builds the one in C#.
+RUN = [name for name in NAMES if not name.endswith(".cs") or shutil.which("dotnet")]
 STORY = runpy.run_path(str(SNIPPETS / "story.py"))
 
 
@@ -62,7 +65,7 @@ def command_of(snippet: Path) -> tuple[list[str], dict[str, str]]:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name.endswith(".py") else pytest.param(name, marks=pytest.mark.clients) for name in NAMES],
+    [name if name.endswith(".py") else pytest.param(name, marks=pytest.mark.clients) for name in RUN],
 )
 def test_it_approves_the_event_after_a_drain_longer_than_its_lock_and_prints_the_receipt(
     tmp_path: Path, name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
@@ -120,7 +121,8 @@ def test_what_is_committed_is_counted(make_parts: MakeParts) -> None:
 
 def test_the_boot_of_the_machine_is_known_to_what_compares_it(make_parts: MakeParts) -> None:
     parts = make_parts()
-    assert parts.boot_id == parts.identity.boot_id == read_boot_id() != ""
+    assert parts.boot_id == parts.identity.boot_id == read_boot_id()
+    assert parts.boot_id or sys.platform == "win32"  # whose registry may lack it
 
 
 def test_a_faulty_template_is_refused_before_the_outbox_is_opened(
