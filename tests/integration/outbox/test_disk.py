@@ -518,6 +518,7 @@ def test_a_state_that_only_memory_had_on_a_full_disk_is_there_after_a_kill(disk:
                 again._storage.close()  # killed
 
 
+@pytest.mark.posix("Windows removes no file that is open")
 def test_a_state_folder_that_is_gone_at_the_stop_is_made_again_with_everything(tmp_path: Path) -> None:
     outbox = open_outbox(tmp_path / "state")
     commit(outbox, "1")

@@ -258,7 +258,7 @@ def test_recover_is_repeated_with_longer_pauses_and_needs_a_person_until_it_work
         "RecoverFails",
         f"{RECOVER}: exit code 1",
     )
-    assert f"{RECOVER} has failed 4 time(s): exit code 1" in urgent(rig)
+    assert f"{RECOVER} has failed 4 time(s): exit code 1" in urgent(rig).replace(r"\\", "\\")
     rig.run(60)
     machine.finish(code=0)
     rig.run(2)
