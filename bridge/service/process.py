@@ -139,8 +139,9 @@ class Process:
             self._parts.metrics.close()
         is_stored = self._outbox.close()
         log.info("stopped")
+        undelivered = self._undelivered(left, is_stored=is_stored)
         logs.flush()  # whoever prints an error now does not break a line of the log
-        return self._undelivered(left, is_stored=is_stored)
+        return undelivered
 
     def _join(self, threads: list[Thread], deadline: float) -> None:
         while any(thread.is_alive() for thread in threads) and self._clock.monotonic() < deadline:

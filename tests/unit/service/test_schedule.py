@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -45,6 +46,7 @@ class MemoryStorage:
 
     def __init__(self) -> None:
         self.database = Ledger()
+        weakref.finalize(self, self.database.close)
 
     def run(self, work: Callable[[Ledger], Any], *, synced: bool | None = None) -> Any:
         with nullcontext() if synced is None else self.database.transaction(synced=synced):
