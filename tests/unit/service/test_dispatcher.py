@@ -7,7 +7,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from itertools import pairwise
@@ -697,7 +697,9 @@ def passed(rig: MovedDelivery, until: Callable[[], bool], *, most: float = 1e5) 
 
 
 @pytest.mark.parametrize("behind", [0, 1])
-def test_a_poison_event_is_blamed_also_where_others_of_its_key_are_behind_it(make: Make, behind: int) -> None:
+def test_a_poison_event_is_blamed_also_where_others_of_its_key_are_behind_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
     rig = make(max_batch=64, max_age_seconds=FOREVER)
     rig.sink.refuse = lambda event: unavailable(status=500) if event.id == "bad" else None
     rig.commit("bad", subject="poison", NotBeforeUtc=in_seconds(rig, 86400))
@@ -706,9 +708,17 @@ def test_a_poison_event_is_blamed_also_where_others_of_its_key_are_behind_it(mak
     rig.deliver(seconds=20)
     for number in range(behind):
         rig.commit(f"behind {number}", subject="poison", NotBeforeUtc=in_seconds(rig, 86400))
-    rig.commit(*map(str, range(200)), type_=OTHER_TYPE)
+    rig.sink.is_digest = True  # all or none of a batch
+    send = rig.sink.send
+
+    def slow(events: Sequence[StoredEvent]) -> None:
+        rig.clock.advance(0.1)
+        send(events)
+
+    monkeypatch.setattr(rig.sink, "send", slow)
+    rig.commit(*map(str, range(1000)), type_=OTHER_TYPE)
     rig.clock.advance(61)
-    assert passed(rig, lambda: rig.outbox.backlog("a")[0] == 1 + behind) < 2
+    assert passed(rig, lambda: rig.outbox.backlog("a")[0] == 1 + behind) < 5
 
 
 def test_what_is_moved_before_the_head_of_its_key_is_the_head(make: Make) -> None:
@@ -816,3 +826,30 @@ def test_an_event_that_keeps_failing_is_not_shown_as_held_and_ends_no_pause_of_a
         digest.deliver(seconds=10)
         sent.append(len(digest.sink.batches))
     assert sent[-1] - sent[59] <= 3
+
+
+def test_a_sink_that_has_learned_to_take_one_at_a_time_is_sent_the_most_urgent_next(make: Make) -> None:
+    rig = make(max_batch=64, max_age_seconds=FOREVER)
+    rig.sink.max_batch = 1
+    rig.commit(*map(str, range(9)), type_=OTHER_TYPE)
+    rig.dispatcher.step()
+    rig.commit("notice", NotBeforeUtc=in_seconds(rig, 30))
+    rig.deliver()
+    assert rig.sink.batches[:2] == [["0"], ["notice"]]
+
+
+def test_a_notice_is_not_late_after_a_receiver_that_was_back_for_one_event(make: Make) -> None:
+    rig = make(max_age_seconds=FOREVER)
+    rig.sink.refuse = lambda _: unavailable(status=None)
+    rig.commit("other", type_=OTHER_TYPE)
+    rig.deliver(seconds=1)
+    rig.commit("notice", NotBeforeUtc=in_seconds(rig, 300))
+    rig.deliver(seconds=4)
+    accepted = iter([None])
+    rig.sink.refuse = lambda event: (
+        next(accepted, unavailable(status=None)) if event.id == "other" else unavailable(status=None)
+    )
+    rig.deliver(seconds=83)
+    assert rig.received() == ["other"]
+    rig.sink.refuse = lambda _: None
+    assert passed(rig, lambda: "notice" in rig.received()) <= 2
