@@ -44,7 +44,7 @@ from bridge.azure.servicebus import (
 from bridge.config.bus import ReceiverSettings
 from bridge.errors import BridgeError, HungError, Unavailable
 from bridge.runtime.text import redact
-from bridge.runtime.threads import Stop, pauses, report_progress
+from bridge.runtime.threads import PauseWatch, Stop, report_progress
 from bridge.runtime.time import Clock, RepeatLimit, full_jitter, iso_utc
 from bridge.runtime.worker import Worker
 
@@ -236,7 +236,8 @@ class BusReceiver:
         self._emptied_at = -math.inf  # when the last receive began that found nothing
         self._looked_at: datetime | None = None
         self._settlements: SimpleQueue[tuple[ReceivedMessage, Settlement]] = SimpleQueue()
-        self._failures = self._pauses = 0
+        self._failures = 0
+        self._was_held_up = PauseWatch()
         self._log_limit = RepeatLimit(self.clock)
         self._arrived: SimpleQueue[ReceivedMessage] = SimpleQueue()
         self.last_error = ""
@@ -295,8 +296,7 @@ class BusReceiver:
     def _step(self) -> None:
         connection, session = self._connection, self.session()
         may_rest = self._may_rest(connection)
-        paused, self._pauses = self._pauses, pauses()
-        if connection and paused != self._pauses:
+        if self._was_held_up() and connection:
             self._close()
             connection = None
         if connection:

@@ -31,7 +31,7 @@ from bridge.config.sinks import HttpSettings
 from bridge.config.values import UNTRUSTED, UNTRUSTED_MARKS, check_proxy
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.runtime.text import register_secret
-from bridge.runtime.threads import extend_deadline, pauses
+from bridge.runtime.threads import PauseWatch, extend_deadline
 from bridge.runtime.time import parse_http_date
 
 CONNECT_SECONDS = 5.0
@@ -143,7 +143,7 @@ class HttpClient:
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         self._session = self._make_session()
-        self._used_at, self._pauses = 0.0, 0
+        self._used_at, self._was_held_up = 0.0, PauseWatch()
 
     def reload(self) -> None:
         """Read the proxy again; open connections are closed."""
@@ -177,8 +177,7 @@ class HttpClient:
 
     def _exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         request = self._prepare(method, url, headers, body)
-        paused, self._pauses = self._pauses, pauses()
-        if time.monotonic() > self._used_at + IDLE_SECONDS or paused != self._pauses:
+        if self._was_held_up() or time.monotonic() > self._used_at + IDLE_SECONDS:
             self.close()
         limit_seconds = self._settings.timeout_seconds
         extend_deadline(CONNECT_SECONDS + limit_seconds)

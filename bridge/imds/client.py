@@ -36,7 +36,7 @@ from bridge.imds.discovery import search
 from bridge.imds.instance import Vm, parse_vm
 from bridge.runtime.json import BoundedDecoder, Json, read_object
 from bridge.runtime.text import one_line
-from bridge.runtime.threads import extend_deadline, pauses
+from bridge.runtime.threads import PauseWatch, extend_deadline
 from bridge.runtime.time import Clock, parse_http_date
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class ImdsClient:
 
     def __post_init__(self) -> None:
         self._kept: socket.socket | None = None
-        self._pauses = 0
+        self._was_held_up = PauseWatch()
         self._first: socket.socket | None = None  # with the first request, which turns the service on
         self._fallback: Fallback | None = None
         self._late_seconds = LATE_SECONDS
@@ -291,9 +291,9 @@ class ImdsClient:
 
     def _connect(self, deadline: float) -> tuple[socket.socket, bool]:
         """Return a connection and whether it is the kept one."""
+        was_held_up = self._was_held_up()
         # What is there to read before a request is the end of the connection, or would be taken for the next answer.
-        paused, self._pauses = self._pauses, pauses()
-        if self._kept and (paused != self._pauses or select.select([self._kept], [], [], 0)[0]):
+        if self._kept and (was_held_up or select.select([self._kept], [], [], 0)[0]):
             self.close()
         is_kept = self._kept is not None
         sock = self._kept or self._open(min(CONNECT_SECONDS, _left(deadline)))

@@ -164,3 +164,15 @@ class Pauses:
 
 
 pauses = Pauses()
+
+
+class PauseWatch:
+    """Says whether this process was held up since it was asked last; for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._known = 0
+
+    def __call__(self) -> bool:
+        """Return whether there was another pause."""
+        known, self._known = self._known, pauses()
+        return known != self._known

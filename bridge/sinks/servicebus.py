@@ -34,7 +34,7 @@ from bridge.http.signing import sign
 from bridge.imds.document import names
 from bridge.imds.instance import resource_group_of
 from bridge.runtime.json import object_of
-from bridge.runtime.threads import pauses
+from bridge.runtime.threads import PauseWatch
 from bridge.runtime.time import Clock
 from bridge.runtime.worker import Worker
 from bridge.sinks.base import RequestPreview, Sink
@@ -79,7 +79,7 @@ class ServiceBusSink(Sink):
         self._clock = clock or Clock()
         self._address = address_of(self._settings)
         self._worker = Worker(f"servicebus-{settings.entity}")
-        self._link, self._pauses = _Link(self._settings, self._clock), 0
+        self._link, self._was_held_up = _Link(self._settings, self._clock), PauseWatch()
         # 1 once the entity has refused a batch, as one with partitions does: each transfer costs a round trip.
         self._batch_limit = self.max_batch
 
@@ -99,8 +99,7 @@ class ServiceBusSink(Sink):
 
     def _send_all(self, messages: Sequence[ServiceBusMessage]) -> Iterator[int]:
         """Send messages, and yield how many each transfer held."""
-        paused, self._pauses = self._pauses, pauses()
-        if paused != self._pauses:
+        if self._was_held_up():
             self._drop()
         sender = self._open() if messages else None
         while sender and messages:
