@@ -11,11 +11,11 @@ from uuid import uuid4
 from azure.servicebus.exceptions import ServiceBusError
 
 from bridge.lab.httpd import LabError
-from bridge.lab.imds import EVENT_TYPES
 from tests.soak.checks import APPROVABLE_TYPES
 from tests.soak.truth import Command
 from tests.support.bus import Sender, command, message
 from tests.support.imds_lab import ImdsLab
+from tests.support.samples import EVENT_TYPES
 from tests.support.servicebus import ServiceBusLab
 
 LIVE_EVENTS = 8  # at a time
