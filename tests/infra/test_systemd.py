@@ -163,7 +163,7 @@ def test_a_script_is_clean(name: str) -> None:
 
 def test_to_install_again_changes_nothing(installed: Path) -> None:
     before = entries(installed)
-    nothing, start = install(installed).splitlines()
+    *_, nothing, start = install(installed).splitlines()
     assert (nothing, start.endswith(": systemctl enable --now imds-bridge-forward")) == (
         "imds-bridge: nothing has changed",
         True,
