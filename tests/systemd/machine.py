@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from tests.support.process import wait_until
 from tests.support.programs import build, tool
 
 PACKAGES = "systemd,systemd-sysv,dbus,python3-venv,ca-certificates"  # the last two are what the README names
-CHECKOUT = ("bridge", "schemas", "infra", "requirements", "pyproject.toml", "README.md", "LICENSE", "docs")
+CHECKOUT = ("bridge", "schemas", "infra", "requirements", "pyproject.toml", "README.md", "LICENSE")
 HOST_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 COMMAND_SECONDS = 180.0
@@ -45,7 +46,15 @@ class Machine:
         pip = {name: value for name, value in os.environ.items() if name in ("PIP_INDEX_URL", "PIP_CERT")}
         given = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", **pip, **variables}
         return subprocess.run(
-            [*self._enter, "env", "-i", *(f"{name}={value}" for name, value in given.items()), "bash", "-c", command],
+            [
+                *self._enter,
+                "env",
+                "-i",
+                *(f"{name}={value}" for name, value in given.items()),
+                "bash",
+                "-c",
+                command,
+            ],
             capture_output=True,
             text=True,
             timeout=COMMAND_SECONDS,
@@ -83,32 +92,37 @@ def booted() -> Iterator[Machine]:
     """Boot a copy of the root, which has a checkout in /root/imds-bridge; skip if only root may do that."""
     if os.getuid():
         pytest.skip("only root can boot systemd in namespaces: sudo make units")
-    kept = debian()
-    with TemporaryDirectory(dir=kept) as folder:
-        root = Path(folder, "root")
-        subprocess.run(["cp", "-a", "--reflink=auto", kept / "root", root], check=True)
-        for file in filter(os.path.exists, HOST_FILES):
-            shutil.copy(file, root / file[1:])
-        for name in CHECKOUT:
-            source, target = ROOT / name, root / "root/imds-bridge" / name
-            if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
-            else:
-                shutil.copy(source, target)
-        with subprocess.Popen([ROOT / "tests/systemd/boot", folder]) as boot:
-            pid = wait_until(lambda: _find_systemd(boot), describe=Path(folder, "log").read_text)
+    kept = debian() / "root"
+    with TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        with subprocess.Popen([ROOT / "tests/systemd/boot", kept, folder]) as boot:
+            pid = wait_until(lambda: _find_systemd(boot), apart_seconds=0.1)
             try:
-                machine = Machine(root, pid)
-                running = ("running", "degraded")
+                machine = Machine(Path(f"/proc/{pid}/root"), pid)
                 wait_until(
-                    lambda: machine.try_to_do("systemctl is-system-running").stdout.strip() in running,
-                    describe=Path(folder, "log").read_text,
+                    lambda: (
+                        machine.try_to_do("systemctl is-system-running").stdout in ("running\n", "degraded\n")
+                    ),
+                    describe=log.read_text,
                     apart_seconds=0.2,
                 )
+                _fill(machine.root)
                 yield machine
             finally:
-                os.kill(pid, 9)
+                os.kill(pid, signal.SIGKILL)  # which ends all that runs in it
                 boot.wait()
+
+
+def _fill(root: Path) -> None:
+    """Copy what the installation needs of this machine, and the checkout to /root/imds-bridge."""
+    for file in filter(os.path.exists, HOST_FILES):
+        shutil.copy(file, root / file[1:])
+    for name in CHECKOUT:
+        source, target = ROOT / name, root / "root/imds-bridge" / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+        else:
+            shutil.copy(source, target)
 
 
 def _find_systemd(boot: subprocess.Popen[bytes]) -> int:
