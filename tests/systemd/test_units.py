@@ -121,6 +121,12 @@ def status(machine: Machine, role: str = "forward") -> dict[str, Any]:
     return dict(json.loads(shown)) if shown else {}
 
 
+def works(machine: Machine) -> str:
+    """Return what `check` prints, "" while it finds a fault."""
+    done = machine.try_to_do("imds-bridge check")
+    return "" if done.returncode else done.stdout
+
+
 def test_an_installation_ends_with_the_line_that_starts_it_and_check_says_that_nothing_runs(
     machine: Machine, imds: ImdsLab, bus: ServiceBusLab
 ) -> None:
@@ -139,16 +145,14 @@ def test_an_installation_ends_with_the_line_that_starts_it_and_check_says_that_n
     machine.do("cd /etc/imds-bridge && cp --remove-destination config.toml relay.toml")
     with (machine.root / "etc/imds-bridge/relay.toml").open("a") as file:
         file.write(toml({"relay": relay}))
-    found = json.loads(machine.do("imds-bridge check --json"))
+    found = json.loads(machine.try_to_do("imds-bridge check --json").stdout)
     assert {row["message"]: row["result"] for row in found if row["check"] == "unit"} == {
         f"imds-bridge-{role} is not enabled and does not run (dead)": "warn" for role in ("forward", "listen")
     }
     assert f"not enabled and does not run (dead): {line}\n" in machine.try_to_do("imds-bridge status").stdout
     machine.do(line)
-    assert (
-        json.loads(machine.do("imds-bridge check --json"))[0]["message"]
-        == "imds-bridge-forward is enabled and runs"
-    )
+    shown = wait_until(lambda: works(machine), apart_seconds=0.5)
+    assert "imds-bridge-forward is enabled and runs" in shown
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -227,7 +231,7 @@ def test_a_process_that_is_stopped_by_sigstop_is_restarted_by_the_watchdog(machi
     machine.do("systemctl kill --kill-whom=main --signal=STOP imds-bridge-forward")
     wait_until(lambda: machine.show("forward", "MainPID") not in (pid, "0"), apart_seconds=0.2)
     machine.wait_until_active("forward")
-    assert "Watchdog timeout" in machine.do("journalctl -q -b -u imds-bridge-forward")
+    assert "Fatal Python error: Aborted" in machine.do("journalctl -q -b -u imds-bridge-forward")
     machine.do(f"rm {drop_in} && systemctl daemon-reload && systemctl restart imds-bridge-forward")
 
 
@@ -252,7 +256,7 @@ def test_an_upgrade_and_a_rollback_send_what_waits_and_keep_the_units_running(
 ) -> None:
     for number, command in enumerate((INSTALL, "/opt/imds-bridge/systemd/install.sh --rollback")):
         before = {role: machine.show(role, "MainPID") for role in ROLES}
-        inbox.fault(503)
+        inbox.fault(503, count=None)
         event = announce(imds)
         wait_until(lambda: status(machine)["sinks"]["chat"]["backlog"], apart_seconds=0.2)
         if not number:
