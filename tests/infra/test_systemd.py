@@ -152,7 +152,7 @@ def entries(tree: Path) -> dict[str, tuple[int, int, int]]:
     "name",
     [
         *("infra/systemd/install.sh", "infra/container/trial.sh", "infra/packaging/dist.sh", ".ci/run"),
-        *("tests/windows/prepare", "tests/windows/python", "tests/windows/run"),
+        *("tests/windows/prepare", "tests/windows/python", "tests/windows/run", "tests/systemd/boot"),
         "infra/consumers/dotnet/try.sh",
     ],
 )
