@@ -14,6 +14,7 @@ from bridge.config.sinks import ChatSettings, WebhookSettings
 from bridge.events.model import StoredEvent, is_alarm
 from bridge.formats.base import ChatFormat, Encoded, encode_json
 from bridge.formats.notice import TITLE_LENGTH, EventView, Notice, Tone, notice
+from bridge.formats.reasons import REASONS
 from bridge.formats.text import join_names
 from bridge.imds.document import SCHEDULED
 from bridge.runtime.json import Json
@@ -127,7 +128,9 @@ def _counted(view: EventView) -> tuple[str, str]:
     """Return what a headline counts together: a noun, and what is said of it."""
     family, _, kind = view.kind.partition(".")
     if family == "approval" and kind in ("accepted", "rejected", "failed"):
-        return family, kind
+        title = REASONS.get(view.get("Reason"), REASONS["approved"]).title or f"{family} {kind}"
+        noun, _, state = title.lower().partition(" ")
+        return noun, state
     if kind in ("recovered", "outofwork") and family == "approval":
         return "VM", "is back at work" if kind == "recovered" else "is out of work"
     if family not in ("scheduledevent", "approval"):

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, tzinfo
 from typing import Literal
 
 from bridge.contract.types import is_new_type
+from bridge.formats.reasons import REASONS, Reason
 from bridge.formats.text import DAY_SECONDS, format_duration, format_relative, instant_of, join_names
 from bridge.imds.document import SCHEDULED, STARTED, fold_name, names
 from bridge.imds.instance import resource_group_of
@@ -71,30 +72,10 @@ _END_REASONS = {
 _RECEIPT_LENGTH = 400
 _REASON_LENGTH = 45  # in the title, as is the next
 _OUTCOME_LENGTH = 20
-_OUTCOMES: Mapping[str, tuple[Tone, str, str]] = {
-    "accepted": ("accent", "Approved", "The start may still wait for other VMs on the host."),
-    "rejected": ("warning", "Approval rejected", ""),
-    "failed": (
-        "attention",
-        "Approval failed",
-        "It is not approved. Send the command again, or the event starts at its scheduled time.",
-    ),
-}
-_REASONS = {
-    "malformed": "the command cannot be read",
-    "bad_signature": "its signature is not valid",
-    "expired": "the command had expired",
-    "unknown_event": "the event is not in the VM's document",
-    "already_started": "the event has already started",
-    "other_vm": "the event does not affect this VM",
-    "advisory": "it is an early warning, which nobody can approve",
-    "denied": "the policy does not allow it",
-    "not_prepared": "the VM is not prepared",
-    "imds_refused": "IMDS refused it",
-    "imds_unavailable": "IMDS did not answer",
-    "unknown_outcome": "IMDS's answer was lost",
-    "approved": "",
-    "already_approved": "it had been approved before",
+_OUTCOMES: Mapping[str, tuple[Tone, str]] = {
+    "accepted": ("accent", "Approved"),
+    "rejected": ("warning", "Approval rejected"),
+    "failed": ("attention", "Approval failed"),
 }
 
 
@@ -422,17 +403,18 @@ def _advice(view: EventView) -> str:
 
 
 def _describe_receipt(view: EventView) -> Message:
-    """Describe whether the event was approved, why not, and what follows."""
+    """Describe whether the event was approved, why not, and what follows; without a known VM, which VM answers."""
     outcome = view.kind.partition(".")[2]
-    unknown: tuple[Tone, str, str] = ("default", f"Approval {truncate(outcome, _OUTCOME_LENGTH)}", "")
-    tone, text, sentence = _OUTCOMES.get(outcome, unknown)
+    unknown: tuple[Tone, str] = ("default", f"Approval {truncate(outcome, _OUTCOME_LENGTH)}")
+    tone, text = _OUTCOMES.get(outcome, unknown)
+    reason = REASONS.get(view.get("Reason"), Reason(view.get("Reason"), ""))
+    text, sentence = reason.title or text, reason.sentence
     if view.data.get("DryRun") is True:
         text, sentence = f"Dry run, not sent: {text}", "This was a dry run: nothing was sent to IMDS."
-    reason = _REASONS.get(view.get("Reason"), view.get("Reason"))
-    after = f" ({truncate(reason, _REASON_LENGTH)})" if reason else ""
-    is_known = view.count or view.event_type
-    title = view.title(f"{text}: {_noun(view)}", after) if is_known else f"{text}{after}"
-    return _message(tone, title, sentence, fields=_receipt_fields(view))
+    after = f" ({truncate(reason.short, _REASON_LENGTH)})" if reason.short else ""
+    what = f"{text}: {_noun(view)}" if view.count or view.event_type else text
+    title = view.title(what, after) if view.count else f"{what} on {view.short_vm}{after}"
+    return _message(tone, truncate(title, TITLE_LENGTH), sentence, fields=_receipt_fields(view))
 
 
 def _describe_prepared(view: EventView) -> Message:
@@ -457,7 +439,7 @@ def _receipt_fields(view: EventView) -> Iterator[Field]:
     command = object_of(view.data.get("Command"))
     yield from view.fields(
         {
-            "Reason": "" if view.get("Reason") in _REASONS else view.get("Reason"),
+            "Reason": "" if view.get("Reason") in REASONS else view.get("Reason"),
             "Detail": view.get("Detail"),
             "Releases": view.vms(_RECEIPT_LENGTH) if view.kind.endswith(".accepted") else "",
             "Requested by": sanitize(command.get("RequestedBy")),

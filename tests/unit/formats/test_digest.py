@@ -73,7 +73,7 @@ def test_an_event_is_one_line_with_its_newest_state_however_many_changes_gathere
 
 def test_a_receipt_says_when_its_event_starts() -> None:
     assert lines(EVENTS["scheduledevent.scheduled"], EVENTS["approval.failed"]) == [
-        "🟥 Approval failed: Reboot of web-0, web-1 (IMDS did not answer), starts in 15 min (13:18 UTC)"
+        "🟥 Approval failed: Reboot of web-0, web-1 (IMDS did not take it in time), starts in 15 min (13:18 UTC)"
     ]
 
 
