@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
 from typing import Literal
 
@@ -27,7 +27,7 @@ _MAX_NAMES = 200  # more do not fit into any message
 _EXACT_SECONDS = 120
 _TYPE = re.compile(r"io\.imdsbridge\.([a-z]+\.[a-z]+)\.v1")
 # Squares are shown alike in notifications, on phones and in every chat.
-_SYMBOLS = {"warning": "🟧", "attention": "🟥", "good": "🟩", "accent": "🟦", "default": "⬜"}
+SYMBOLS = {"warning": "🟧", "attention": "🟥", "good": "🟩", "accent": "🟦", "default": "⬜"}
 # The age of a younger event is not shown.
 _OLD_SECONDS = 60
 _PLACE_LENGTH = 400
@@ -151,6 +151,14 @@ class EventView:
         """Read a property of the VM that reports the event."""
         return sanitize(object_of(self.data.get("Vm")).get(name))
 
+    def fleet(self, tags: Sequence[str]) -> str:
+        """Name the resource group and the scale set of the VM that reports, and those of its tags that are wanted."""
+        of_vm = object_of(object_of(self.data.get("Vm")).get("Tags"))
+        given = {name.casefold(): sanitize(value, NAME_LENGTH) for name, value in of_vm.items()}
+        parts = [("resource group", self.resource_group), ("scale set", self.of_vm("ScaleSet"))]
+        parts += [(name, given.get(name.casefold(), "")) for name in tags]
+        return truncate(", ".join(f"{label} {text}" for label, text in parts if text), _PLACE_LENGTH)
+
     def vms(self, max_length: int, max_names: int | None = None) -> str:
         """Name the affected VMs, as many as fit."""
         return join_names(self.resources, max_length=max_length, max_names=max_names, total=self.count)
@@ -201,7 +209,7 @@ class Notice(Message):
     All texts have a limited length and no control characters; markup is left to the formats. `headline` is the
     title with a symbol of its tone, `text` the whole message in lines, `command` the one to approve with. `kind` is
     the middle of the type, for example `scheduledevent.started`, "" for types of other programs. `event_id`,
-    `event_type`, `vm` (which reports the event) and `resource_group` are "" if the event has none.
+    `event_type`, `vm` (which reports the event), `resource_group` and `fleet` are "" if the event has none.
     """
 
     headline: str
@@ -213,21 +221,28 @@ class Notice(Message):
     event_type: str
     vm: str
     resource_group: str
+    fleet: str
 
 
-def notice(event: Mapping[str, Json], *, now: datetime, zone: tzinfo | None) -> Notice:
+def notice(
+    event: Mapping[str, Json], *, now: datetime, zone: tzinfo | None, tags: Sequence[str] = ()
+) -> Notice:
     """Describe a CloudEvent to people.
 
     Args:
         event: of any type, known or not, with any data.
         now: the time of the attempt, from which "in 15 min" counts.
         zone: in which times are written; None is UTC.
+        tags: the names of those of the VM's tags that are shown.
     """
     view = EventView(event, now=now, zone=zone)
+    fleet = view.fleet(tags)
     family = view.kind.partition(".")[0]
     describe = _DESCRIPTIONS.get(view.kind) or _DESCRIPTIONS.get(family, _describe_unknown)
     message = describe(view)
-    headline = f"{_SYMBOLS[message.tone]} {message.title}"
+    # first, where no receiver cuts it off
+    message = replace(message, fields=(*view.fields({"Fleet": fleet}), *message.fields))
+    headline = f"{SYMBOLS[message.tone]} {message.title}"
     details = tuple(_details(view))
     lines = (f"{field.label}: {field.text}" for field in (*message.fields, *details))
     return Notice(
@@ -241,6 +256,7 @@ def notice(event: Mapping[str, Json], *, now: datetime, zone: tzinfo | None) -> 
         event_type=view.event_type,
         vm=view.vm,
         resource_group=view.resource_group,
+        fleet=fleet,
     )
 
 

@@ -12,7 +12,7 @@ from bridge.config.base import Secret
 from bridge.config.sinks import ChatSettings, Pattern, Rate, WebhookSettings
 from bridge.contract.types import is_new_type
 from bridge.formats.base import ChatFormat
-from bridge.formats.notice import EventView, Notice, notice
+from bridge.formats.notice import EventView, Notice
 from bridge.imds.document import SCHEDULED, STARTED
 from bridge.runtime.json import Json
 from bridge.runtime.text import register_secret
@@ -100,7 +100,7 @@ class PagerDuty(ChatFormat):
             ValueError: PagerDuty has no action for this type of event (see ACTIONS).
         """
         view = EventView(event, now=now)
-        message = notice(event, now=now, zone=self._zone)
+        message = self._notice(event, now)
         action = _action(view)
         if not action:
             return None

@@ -105,6 +105,36 @@ def test_bad_news_comes_first_then_notices_by_their_time_then_starts_and_the_res
     assert [word for word, line in zip(words, shown, strict=True) if word not in line] == []
 
 
+def test_a_digest_has_the_colour_of_its_worst_line() -> None:
+    # the first line is the rejection, and the start that a notice announced is worse
+    rejected, started = EVENTS["approval.rejected"], EVENTS["scheduledevent.started"]
+    found = digest(about(rejected, "a"), about(started, "b"))
+    assert (found.tone, found.headline[0], found.lines[0][0][0]) == ("attention", "🟥", "🟧")
+    assert digest(about(rejected, "a"), about(EVENTS["scheduledevent.completed"], "b")).tone == "warning"
+
+
+def of_fleet(group: str, **tags: str) -> dict[str, Any]:
+    vm = {"Name": "web-0", "ResourceId": f"/subscriptions/0/resourceGroups/{group}", "ScaleSet": "web"}
+    return about(with_data(EVENTS["scheduledevent.started"], Vm={**vm, "Tags": tags}), group, "web-0")
+
+
+@pytest.mark.parametrize("name", ["teams", "slack", "pagerduty"])
+def test_every_message_and_digest_names_the_fleet_and_the_tags_that_are_chosen(name: str) -> None:
+    made = make_format(name, show_tags=["env"])
+    prod, staging = of_fleet("prod", Env="live", owner="x"), of_fleet("staging", Env="test")
+    fleet = "resource group prod, scale set web, env live"
+    assert fleet in encode_json(made.write(prod, NOW))
+    if name != "pagerduty":
+        alike = about(prod, "another")
+        _, body = made.encode([as_stored(prod), as_stored(alike)], NOW)
+        assert body.decode().count(f"Fleet: {fleet}") == 1 + (name == "slack")  # as blocks and as text
+        _, body = made.encode([as_stored(prod), as_stored(staging)], NOW)
+        texts = "\n".join(strings(json.loads(body)))
+        assert f"web-0 has started ({fleet})" in texts
+        assert "web-0 has started (resource group staging, scale set web, env test)" in texts
+        assert "Fleet: " not in texts
+
+
 @pytest.mark.parametrize("name", ["teams", "slack"])
 def test_what_does_not_fit_is_counted(name: str) -> None:
     given_ = [in_minutes(n, f"id-{n}", f"web-{n}") for n in range(1, 104)]

@@ -131,6 +131,7 @@ def test_the_title_names_what_whom_and_when_as_far_as_it_matters(event: dict[str
         (scheduled("scheduled", EventSource="Platform"), "Initiated by", "Azure (platform)"),
         (scheduled("scheduled", EventSource="User"), "Initiated by", "a user or automation of yours"),
         (scheduled("scheduled"), "Reported by", "web-0, westeurope, zone 1"),
+        (scheduled("scheduled"), "Fleet", "resource group shop"),
         (scheduled("scheduled"), "Starts", "automatically in 15 min, at 14:18 CET"),
         (scheduled("scheduled"), "Approve", COMMAND),
         (scheduled("scheduled"), "Approval releases", "both VMs: web-0, web-1"),
