@@ -1,4 +1,4 @@
-"""Write events for PagerDuty (Events API v2): one alert for each EventId, from its notice to its end."""
+"""Write events for PagerDuty (Events API v2): one alert for each EventId, and others for what fails."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from hashlib import sha256
 from typing import Annotated, ClassVar, Literal
 
 from bridge.config.base import Secret
-from bridge.config.sinks import ChatSettings, Pattern, Rate, WebhookSettings
-from bridge.contract.types import is_new_type
+from bridge.config.sinks import ChatSettings, Pattern, Rate, WebhookSettings, expression_of
+from bridge.contract.types import is_new_type, type_of
+from bridge.events.model import is_alarm
 from bridge.formats.base import ChatFormat
 from bridge.formats.notice import EventView, Notice
-from bridge.imds.document import SCHEDULED, STARTED
+from bridge.imds.document import ADVISORY, SCHEDULED, STARTED
 from bridge.runtime.json import Json
 from bridge.runtime.text import register_secret
 from bridge.runtime.time import iso_utc
@@ -34,12 +35,17 @@ ACTIONS: Mapping[str, Action] = {
     "scheduledevent.canceled": "resolve",
     "scheduledevent.ended": "resolve",
     "approval.accepted": "acknowledge",
+    "approval.rejected": "trigger",
+    "approval.failed": "trigger",
+    "approval.prepared": "resolve",
     "approval.outofwork": "trigger",
     "approval.recovered": "resolve",
     "imds.unreachable": "trigger",
     "imds.recovered": "resolve",
+    "bridge.loss": "trigger",
     "bridge.test": "trigger",
 }
+_FAILURES = ("approval.rejected", "approval.failed")
 _SEVERITIES = {
     "freeze": "info",
     "reboot": "warning",
@@ -53,6 +59,7 @@ _OWN_ALERTS = {
     "imds.recovered": ("watch", "error"),
     "approval.outofwork": ("out-of-work", "error"),
     "approval.recovered": ("out-of-work", "error"),
+    "bridge.loss": ("loss", "error"),
     "bridge.test": ("test", "info"),
 }
 
@@ -92,6 +99,8 @@ class PagerDuty(ChatFormat):
         super().__init__(settings)
         self._routing_key = check_routing_key(settings.routing_key.read())
         register_secret(self._routing_key)
+        patterns = [re.compile(expression_of(pattern)) for pattern in settings.types]
+        self._takes_failures = any(one.fullmatch(type_of(kind)) for one in patterns for kind in _FAILURES)
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the request; None for an event that is no alarm.
@@ -101,16 +110,18 @@ class PagerDuty(ChatFormat):
         """
         view = EventView(event, now=now)
         message = self._notice(event, now)
-        action = _action(view)
+        action, alert = _action(view), _alert(view)
+        if view.kind == "approval.accepted" and self._takes_failures:
+            action, alert = action and "resolve", "approval"
         if not action:
             return None
         link = self._link(view.event_id)
         return {
             "routing_key": self._routing_key,
             "event_action": action,
-            "dedup_key": _dedup_key(event, view),
+            "dedup_key": _dedup_key(view, alert),
             "client": "imds-bridge",
-            "payload": _payload(message, view),
+            "payload": _payload(message, view, alert),
             **({"links": [{"href": link, "text": "Open in the console"}]} if link else {}),
         }
 
@@ -118,35 +129,42 @@ class PagerDuty(ChatFormat):
 def _action(view: EventView) -> Action:
     if view.kind not in ACTIONS:
         raise ValueError(f"PagerDuty has no action for an event of type {view.type}; leave it out of `types`")
-    if view.kind == "approval.accepted" and view.data.get("DryRun") is True:
-        raise ValueError(f"PagerDuty has no action for a dry run ({view.type})")
+    action, was_advised = ACTIONS[view.kind], view.get("PreviousStatus").lower() == ADVISORY
+    if view.data.get("DryRun") is True or (was_advised and action == "resolve"):
+        return ""  # an early warning has opened no alert
     # PagerDuty drops an acknowledgement without an alert: a host that failed without a notice would not be reported.
-    if view.kind == "scheduledevent.started" and not view.get("PreviousStatus"):
+    if view.kind == "scheduledevent.started" and is_alarm(view.event):
         return "trigger"
     if view.kind == "scheduledevent.updated" and view.status != SCHEDULED:
         return "acknowledge" if view.status == STARTED else ""
-    return ACTIONS[view.kind]
+    return action
 
 
-def _dedup_key(event: Mapping[str, Json], view: EventView) -> str:
-    """Return the alert's key: the EventId in lower case, so that all VMs of a group share one alert."""
+def _alert(view: EventView) -> str:
+    """Name the alert of what happens to a VM, or fails; "" is that of the Scheduled Event."""
     if view.kind in _OWN_ALERTS:
+        return _OWN_ALERTS[view.kind][0]
+    if view.kind == "approval.prepared" or view.get("Reason") == "not_prepared":
+        return "drain"
+    return "approval" if view.kind in _FAILURES else ""
+
+
+def _dedup_key(view: EventView, alert: str) -> str:
+    """Return the alert's key: the EventId in lower case, so that all VMs of a group share one alert."""
+    event, parts = view.event, [f"imds-bridge:{alert}"] if alert else []
+    if alert not in ("", "approval"):
         # Unlike the epoch it lasts over restarts, and unlike the VM's id it is known while IMDS is unreachable.
-        reporter = event.get("reporter") or view.vm
-        key = f"imds-bridge:{_OWN_ALERTS[view.kind][0]}:{reporter}"
-    else:
+        parts.append(str(event.get("reporter") or view.vm))
+    if view.kind not in _OWN_ALERTS:
         ids = (view.data.get("EventId"), event.get("subject"), event.get("id"))
-        key = next((one for one in ids if one and isinstance(one, str)), "unknown").lower()
+        parts.append(next((one for one in ids if one and isinstance(one, str)), "unknown").lower())
+    key = ":".join(parts)
     return key if _DEDUP_KEY.fullmatch(key) else sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
-def _payload(message: Notice, view: EventView) -> Json:
-    own = _OWN_ALERTS.get(view.kind)
-    severity = (
-        own[1]
-        if own
-        else _SEVERITIES.get(view.event_type.lower(), "info" if is_new_type(view.event_type) else "warning")
-    )
+def _payload(message: Notice, view: EventView, alert: str) -> Json:
+    of_type = _SEVERITIES.get(view.event_type.lower(), "info" if is_new_type(view.event_type) else "warning")
+    _, severity = _OWN_ALERTS.get(view.kind, ("", "error" if alert else of_type))
     hint = ("You can resolve this alert.",) if view.kind == "bridge.test" else ()
     meaning = "\n".join((*message.sentences, *hint))
     details = {"Meaning": meaning} if meaning else {}

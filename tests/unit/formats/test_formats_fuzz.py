@@ -94,11 +94,7 @@ FUZZ = settings(steady, max_examples=250, suppress_health_check=list(HealthCheck
 
 
 def is_shown(event: dict[str, Any]) -> bool:
-    data = event.get("data")
-    is_dry_run = isinstance(data, dict) and data.get("DryRun") is True
-    return event.get("type") in [f"io.imdsbridge.{kind}.v1" for kind in ACTIONS] and not (
-        is_dry_run and event["type"] == EVENTS["approval.accepted"]["type"]
-    )
+    return event.get("type") in [f"io.imdsbridge.{kind}.v1" for kind in ACTIONS]
 
 
 @pytest.mark.parametrize("kind", EVENTS)
