@@ -59,7 +59,8 @@ class StoredEvent:
 def is_alarm(envelope: Mapping[str, Json]) -> bool:
     """Return whether it is bad news that no notice announced: a start without one, a failed approval or drain.
 
-    An early warning is no notice. The receipt of a drain that failed is Rejected. A VM that stays out of work is one as well.
+    An early warning is no notice. The receipt of a drain that failed is Rejected. A VM that stays out of work is one
+    as well.
     """
     data = object_of(envelope.get("data"))
     if envelope.get("type") == type_of("approval.outofwork"):

@@ -41,10 +41,11 @@ _MEANINGS = {
     "freeze": "A pause, mostly of seconds: memory and files are kept, open connections may drop.",
     "reboot": "A restart: memory is lost, disks are kept.",
     "redeploy": "A move to another host: memory and the ephemeral (temporary) disk are lost.",
-    "preempt": "Azure takes the Spot VM back: it is deleted, its ephemeral disk is lost. The notice is best effort.",
+    "preempt": "Azure takes the Spot VM back: it is deleted or deallocated. The notice is best effort.",
     "terminate": "The VM is deleted.",
 }
 _TONES: Mapping[str, Tone] = {SCHEDULED: "warning", STARTED: "attention"}  # what is unknown is no alarm
+_GONE = "The VM is deleted, or if a Spot VM perhaps deallocated: there is nothing to put back to work."
 _DELETING = ("preempt", "terminate")
 _LONGEST_SECONDS = 365 * DAY_SECONDS
 _SOURCES = {"platform": "Azure (platform)", "user": "a user or automation of yours"}
@@ -280,9 +281,11 @@ def _describe_scheduled_event(view: EventView) -> Message:
         )
     if transition in _ENDS:
         tone, what, sentence = _ENDS[transition]
-        title = view.title(_noun(view), f" {what}")
         if transition == "completed":
             sentence = meaning
+        if view.data.get("VmIsGone") is True:
+            tone, what, sentence = "default", "is over: the VM is gone", _GONE
+        title = view.title(_noun(view), f" {what}")
         return _message(tone, title, sentence, _end_reason(view), fields=_about(view))
     fields = (*_changes(view), *_when(view), *_about(view))
     if transition == "advised":

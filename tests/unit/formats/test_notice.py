@@ -58,7 +58,7 @@ MEANINGS = {
     "Freeze": "memory and files are kept",
     "Reboot": "memory is lost, disks are kept",
     "Redeploy": "memory and the ephemeral (temporary) disk are lost",
-    "Preempt": "its ephemeral disk is lost",
+    "Preempt": "it is deleted or deallocated",
     "Terminate": "The VM is deleted",
 }
 
@@ -66,6 +66,15 @@ MEANINGS = {
 @pytest.mark.parametrize(("event_type", "meaning"), MEANINGS.items())
 def test_the_meaning_of_an_event_is_shown(event_type: str, meaning: str) -> None:
     assert meaning in written(scheduled("scheduled", EventType=event_type)).text
+
+
+@pytest.mark.parametrize("event_type", ["Reboot", "Preempt", "Terminate"])
+def test_a_vm_that_is_gone_is_not_to_be_put_back(event_type: str) -> None:
+    message = written(scheduled("completed", EventType=event_type, EventStatus="Started"))
+    is_gone = event_type != "Reboot"
+    assert message.title.endswith(" is over: the VM is gone" if is_gone else " is over")
+    assert ("there is nothing to put back" in message.text) == is_gone
+    assert (message.tone == "good") == (not is_gone)
 
 
 RECEIPT = EVENTS["approval.accepted"]
