@@ -54,7 +54,7 @@ class ChatFormat(Format):
     def __init__(self, settings: ChatSettings) -> None:
         self._zone = settings.zone
         self._link = settings.link
-        self._tags = settings.show_tags
+        self._settings = settings
 
     @abstractmethod
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
@@ -65,7 +65,7 @@ class ChatFormat(Format):
         """
 
     def _notice(self, event: Mapping[str, Json], now: datetime) -> Notice:
-        return notice(event, now=now, zone=self._zone, tags=self._tags)
+        return notice(event, now=now, zone=self._zone, tags=self._settings.show_tags)
 
     def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:
         """Write the one event."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime, tzinfo
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from pydantic import Field
@@ -49,13 +49,13 @@ class DigestSettings(ChatSettings, WebhookSettings):
 class Digest(NamedTuple):
     """Many events in words, with the tone of the worst line.
 
-    `fleet` names that of all VMs, "" if there are several, which the lines name then. `lines` has the newest state of
-    each Scheduled Event and the address of its page, "" without one; the most urgent comes first.
+    `fleet` names that of all VMs; it is empty if there are several, which the lines name then. `lines` has the newest
+    state of each Scheduled Event and the address of its page, "" without one; the most urgent comes first.
     """
 
     tone: Tone
     headline: str
-    fleet: str
+    fleet: Sequence[str]
     lines: Sequence[tuple[str, str]]
 
     def more(self, shown: int) -> tuple[str, ...]:
@@ -74,31 +74,22 @@ class DigestFormat(ChatFormat):
         """Write the one event as a message of its own, or several as a digest with as many lines as fit."""
         if len(events) == 1:
             return super().encode(events, now)
-        envelopes = [one.envelope for one in events]
-        digest = summarize(envelopes, now=now, zone=self._zone, link=self._link, tags=self._tags)
+        digest = summarize([one.envelope for one in events], now=now, settings=self._settings)
         count = min(len(digest.lines), MAX_LINES)
         while len(body := encode_json(self.write_lines(digest, count))) > DIGEST_BYTES:
             count -= 1
         return {"Content-Type": "application/json"}, body.encode()
 
 
-def summarize(
-    events: Sequence[Mapping[str, Json]],
-    *,
-    now: datetime,
-    zone: tzinfo | None,
-    link: Callable[[str], str],
-    tags: Sequence[str] = (),
-) -> Digest:
+def summarize(events: Sequence[Mapping[str, Json]], *, now: datetime, settings: ChatSettings) -> Digest:
     """Describe events in their order.
 
     Args:
         events: at least one, of any type, with any data.
         now: the time of the attempt.
-        zone: in which times are written; None is UTC.
-        link: makes the address of an EventId's page.
-        tags: the names of those of the VMs' tags that are shown.
+        settings: the time zone, the links and the tags.
     """
+    zone, tags = settings.zone, settings.show_tags
     found: dict[str, list[EventView]] = {}
     for number, event in enumerate(events):
         view = EventView(event, now=now, zone=zone)
@@ -115,8 +106,8 @@ def summarize(
     return Digest(
         tone=worst,
         headline=truncate(f"{SYMBOLS[worst]} {counts}", TITLE_LENGTH, mark="…"),
-        fleet=f"Fleet: {fleet}" if fleet else "",
-        lines=[(_line(*state, fleet), link(state[0].event_id)) for state in states],
+        fleet=[f"Fleet: {fleet}"] if fleet else [],
+        lines=[(_line(*state, fleet), settings.link(state[0].event_id)) for state in states],
     )
 
 

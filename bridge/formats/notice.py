@@ -30,7 +30,7 @@ _TYPE = re.compile(r"io\.imdsbridge\.([a-z]+\.[a-z]+)\.v1")
 SYMBOLS = {"warning": "🟧", "attention": "🟥", "good": "🟩", "accent": "🟦", "default": "⬜"}
 # The age of a younger event is not shown.
 _OLD_SECONDS = 60
-_PLACE_LENGTH = 400
+_LINE_LENGTH = 400
 _NOUN_LENGTH = 30
 _VMS_LENGTH = 1_000
 _RELEASES_LENGTH = 300
@@ -70,9 +70,7 @@ _END_REASONS = {
     "NotBeforePassed": "Its earliest start had passed when it was removed",
     "ClockJumped": "It was removed after the VM's clock had jumped: whether its earliest start had passed is unknown",
 }
-_RECEIPT_LENGTH = 400
-_REASON_LENGTH = 45  # in the title, as is the next
-_OUTCOME_LENGTH = 20
+_REASON_LENGTH = 45  # in the title
 _OUTCOMES: Mapping[str, tuple[Tone, str]] = {
     "accepted": ("accent", "Approved"),
     "rejected": ("warning", "Approval rejected"),
@@ -158,7 +156,7 @@ class EventView:
         given = {name.casefold(): sanitize(value, NAME_LENGTH) for name, value in of_vm.items()}
         parts = [("resource group", self.resource_group), ("scale set", self.of_vm("ScaleSet"))]
         parts += [(name, given.get(name.casefold(), "")) for name in tags]
-        return truncate(", ".join(f"{label} {text}" for label, text in parts if text), _PLACE_LENGTH)
+        return truncate(", ".join(f"{label} {text}" for label, text in parts if text), _LINE_LENGTH)
 
     def vms(self, max_length: int, max_names: int | None = None) -> str:
         """Name the affected VMs, as many as fit."""
@@ -424,7 +422,7 @@ def _advice(view: EventView) -> str:
 def _describe_receipt(view: EventView) -> Message:
     """Describe whether the event was approved, why not, and what follows; without a known VM, which VM answers."""
     outcome = view.kind.partition(".")[2]
-    unknown: tuple[Tone, str] = ("default", f"Approval {truncate(outcome, _OUTCOME_LENGTH)}")
+    unknown: tuple[Tone, str] = ("default", f"Approval {truncate(outcome, _NOUN_LENGTH)}")
     tone, text = _OUTCOMES.get(outcome, unknown)
     reason = REASONS.get(view.get("Reason"), Reason(view.get("Reason"), ""))
     text, sentence = reason.title or text, reason.sentence
@@ -460,7 +458,7 @@ def _receipt_fields(view: EventView) -> Iterator[Field]:
         {
             "Reason": "" if view.get("Reason") in REASONS else view.get("Reason"),
             "Detail": view.get("Detail"),
-            "Releases": view.vms(_RECEIPT_LENGTH) if view.kind.endswith(".accepted") else "",
+            "Releases": view.vms(_LINE_LENGTH) if view.kind.endswith(".accepted") else "",
             "Requested by": sanitize(command.get("RequestedBy")),
             "Because": sanitize(command.get("Reason")),
         }
@@ -475,7 +473,7 @@ def _details(view: EventView) -> Iterator[Field]:
     zone = view.of_vm("Zone")
     places = filter(None, [view.vm, view.of_vm("Location"), f"zone {zone}" if zone else ""])
     yield from view.fields(
-        {"EventId": view.event_id, "Reported by": truncate(", ".join(places), _PLACE_LENGTH)}
+        {"EventId": view.event_id, "Reported by": truncate(", ".join(places), _LINE_LENGTH)}
     )
     if view.time:
         is_old = view.seconds_until(view.time) < -_OLD_SECONDS

@@ -9,8 +9,9 @@ from hashlib import sha256
 from typing import Annotated, ClassVar, Literal
 
 from bridge.config.base import Secret
-from bridge.config.sinks import ChatSettings, Pattern, Rate, WebhookSettings, expression_of
+from bridge.config.sinks import ChatSettings, Pattern, Rate, WebhookSettings
 from bridge.contract.types import is_new_type, type_of
+from bridge.events.filters import Filter
 from bridge.events.model import is_alarm
 from bridge.formats.base import ChatFormat
 from bridge.formats.notice import EventView, Notice
@@ -25,42 +26,34 @@ COMPONENT_LENGTH = 255
 _DEDUP_KEY = re.compile(r"[!-~]{1,255}")
 _ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
 
-# With "", nothing is sent.
-ACTIONS: Mapping[str, Action] = {
-    "scheduledevent.scheduled": "trigger",
-    "scheduledevent.started": "acknowledge",
-    "scheduledevent.updated": "trigger",
-    "scheduledevent.advised": "",
-    "scheduledevent.completed": "resolve",
-    "scheduledevent.canceled": "resolve",
-    "scheduledevent.ended": "resolve",
-    "approval.accepted": "acknowledge",
-    "approval.rejected": "trigger",
-    "approval.failed": "trigger",
-    "approval.prepared": "resolve",
-    "approval.outofwork": "trigger",
-    "approval.recovered": "resolve",
-    "imds.unreachable": "trigger",
-    "imds.recovered": "resolve",
-    "bridge.loss": "trigger",
-    "bridge.test": "trigger",
+# What is done with which alert: that of the Scheduled Event (""), of an approval or a drain that failed, or one of
+# the VM itself. With the action "", nothing is sent.
+ACTIONS: Mapping[str, tuple[Action, str]] = {
+    "scheduledevent.scheduled": ("trigger", ""),
+    "scheduledevent.started": ("acknowledge", ""),
+    "scheduledevent.updated": ("trigger", ""),
+    "scheduledevent.advised": ("", ""),
+    "scheduledevent.completed": ("resolve", ""),
+    "scheduledevent.canceled": ("resolve", ""),
+    "scheduledevent.ended": ("resolve", ""),
+    "approval.accepted": ("acknowledge", ""),
+    "approval.rejected": ("trigger", "approval"),
+    "approval.failed": ("trigger", "approval"),
+    "approval.prepared": ("resolve", "drain"),
+    "approval.outofwork": ("trigger", "out-of-work"),
+    "approval.recovered": ("resolve", "out-of-work"),
+    "imds.unreachable": ("trigger", "watch"),
+    "imds.recovered": ("resolve", "watch"),
+    "bridge.loss": ("trigger", "loss"),
+    "bridge.test": ("trigger", "test"),
 }
-_FAILURES = ("approval.rejected", "approval.failed")
+_FAILURES = ("rejected", "failed")
 _SEVERITIES = {
     "freeze": "info",
     "reboot": "warning",
     "redeploy": "error",
     "preempt": "critical",
     "terminate": "error",
-}
-# Alerts about the VM itself instead of a Scheduled Event: the alert's name and its severity.
-_OWN_ALERTS = {
-    "imds.unreachable": ("watch", "error"),
-    "imds.recovered": ("watch", "error"),
-    "approval.outofwork": ("out-of-work", "error"),
-    "approval.recovered": ("out-of-work", "error"),
-    "bridge.loss": ("loss", "error"),
-    "bridge.test": ("test", "info"),
 }
 
 
@@ -99,8 +92,8 @@ class PagerDuty(ChatFormat):
         super().__init__(settings)
         self._routing_key = check_routing_key(settings.routing_key.read())
         register_secret(self._routing_key)
-        patterns = [re.compile(expression_of(pattern)) for pattern in settings.types]
-        self._takes_failures = any(one.fullmatch(type_of(kind)) for one in patterns for kind in _FAILURES)
+        taken = Filter(types=settings.types)
+        self._takes_failures = any(taken.matches_type(type_of(f"approval.{one}")) for one in _FAILURES)
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the request; None for an event that is no alarm.
@@ -110,7 +103,7 @@ class PagerDuty(ChatFormat):
         """
         view = EventView(event, now=now)
         message = self._notice(event, now)
-        action, alert = _action(view), _alert(view)
+        action, alert = _action(view)
         if view.kind == "approval.accepted" and self._takes_failures:
             action, alert = action and "resolve", "approval"
         if not action:
@@ -126,45 +119,37 @@ class PagerDuty(ChatFormat):
         }
 
 
-def _action(view: EventView) -> Action:
+def _action(view: EventView) -> tuple[Action, str]:
+    """Return what is done with which alert."""
     if view.kind not in ACTIONS:
         raise ValueError(f"PagerDuty has no action for an event of type {view.type}; leave it out of `types`")
-    action, was_advised = ACTIONS[view.kind], view.get("PreviousStatus").lower() == ADVISORY
+    action, alert = ACTIONS[view.kind]
+    was_advised = view.get("PreviousStatus").lower() == ADVISORY
     if view.data.get("DryRun") is True or (was_advised and action == "resolve"):
-        return ""  # an early warning has opened no alert
+        action = ""  # an early warning has opened no alert
     # PagerDuty drops an acknowledgement without an alert: a host that failed without a notice would not be reported.
-    if view.kind == "scheduledevent.started" and is_alarm(view.event):
-        return "trigger"
-    if view.kind == "scheduledevent.updated" and view.status != SCHEDULED:
-        return "acknowledge" if view.status == STARTED else ""
-    return action
-
-
-def _alert(view: EventView) -> str:
-    """Name the alert of what happens to a VM, or fails; "" is that of the Scheduled Event."""
-    if view.kind in _OWN_ALERTS:
-        return _OWN_ALERTS[view.kind][0]
-    if view.kind == "approval.prepared" or view.get("Reason") == "not_prepared":
-        return "drain"
-    return "approval" if view.kind in _FAILURES else ""
+    elif view.kind == "scheduledevent.started" and is_alarm(view.event):
+        action = "trigger"
+    elif view.kind == "scheduledevent.updated" and view.status != SCHEDULED:
+        action = "acknowledge" if view.status == STARTED else ""
+    return action, "drain" if view.get("Reason") == "not_prepared" else alert
 
 
 def _dedup_key(view: EventView, alert: str) -> str:
-    """Return the alert's key: the EventId in lower case, so that all VMs of a group share one alert."""
-    event, parts = view.event, [f"imds-bridge:{alert}"] if alert else []
-    if alert not in ("", "approval"):
-        # Unlike the epoch it lasts over restarts, and unlike the VM's id it is known while IMDS is unreachable.
-        parts.append(str(event.get("reporter") or view.vm))
-    if view.kind not in _OWN_ALERTS:
-        ids = (view.data.get("EventId"), event.get("subject"), event.get("id"))
-        parts.append(next((one for one in ids if one and isinstance(one, str)), "unknown").lower())
-    key = ":".join(parts)
+    """Return the alert's key: by the EventId in lower case, so that all VMs of a group share one, or by the VM."""
+    ids = (view.data.get("EventId"), view.event.get("subject"), view.event.get("id"))
+    event_id = next((one for one in ids if one and isinstance(one, str)), "unknown").lower()
+    # Unlike the epoch it lasts over restarts, and unlike the VM's id it is known while IMDS is unreachable.
+    reporter = view.event.get("reporter") or view.vm
+    of_event = {"": event_id, "approval": f"imds-bridge:approval:{event_id}"}
+    of_vm = f"imds-bridge:{alert}:{reporter}" + f":{event_id}" * (alert == "drain")
+    key = of_event.get(alert, of_vm)
     return key if _DEDUP_KEY.fullmatch(key) else sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
 def _payload(message: Notice, view: EventView, alert: str) -> Json:
     of_type = _SEVERITIES.get(view.event_type.lower(), "info" if is_new_type(view.event_type) else "warning")
-    _, severity = _OWN_ALERTS.get(view.kind, ("", "error" if alert else of_type))
+    severity = "info" if alert == "test" else "error" if alert else of_type
     hint = ("You can resolve this alert.",) if view.kind == "bridge.test" else ()
     meaning = "\n".join((*message.sentences, *hint))
     details = {"Meaning": meaning} if meaning else {}

@@ -58,7 +58,7 @@ class Slack(DigestFormat):
         """Return a section for each line; as `text`, as many lines as fit."""
         lines = [(replace_markup(text), link) for text, link in digest.lines[:count]]
         sections = [f"{text} <{link}|console>" if link else text for text, link in lines]
-        fleet = [replace_markup(digest.fleet)] if digest.fleet else []
+        fleet = [replace_markup(text) for text in digest.fleet]
         blocks = [_section(_markup(text)) for text in (*fleet, *sections, *digest.more(count))]
         head = "\n".join([replace_markup(digest.headline), *fleet])
         texts = [head, *(f"{text} {link}".rstrip() for text, link in lines)]

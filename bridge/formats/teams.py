@@ -47,8 +47,7 @@ class Teams(DigestFormat):
         """Return a card with a run for each line, which links to its event."""
         lines = [_line(_run(text, **_opens(link))) for text, link in digest.lines[:count]]
         more = [_line(_run(text, isSubtle=True)) for text in digest.more(count)]
-        fleet = [digest.fleet] if digest.fleet else []
-        return _message(digest.tone, digest.headline, fleet, [*lines, *more])
+        return _message(digest.tone, digest.headline, digest.fleet, [*lines, *more])
 
     def _card(self, message: Notice, max_length: int) -> Json:
         lines = [self._field(field, max_length) for field in message.fields]

@@ -14,7 +14,7 @@ from bridge.events.model import StoredEvent, encode_json
 from bridge.formats.digest import MAX_LINES, Digest, summarize
 from tests.support.diff import steady
 from tests.support.receivers import CONSOLE, make_format, settings, strings
-from tests.support.samples import BERLIN, EVENT_ID, EVENTS, NOW, in_, scheduled, with_data
+from tests.support.samples import EVENT_ID, EVENTS, NOW, in_, scheduled, with_data
 
 
 def about(event: dict[str, Any], event_id: str, *vms: str) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def about(event: dict[str, Any], event_id: str, *vms: str) -> dict[str, Any]:
 
 
 def digest(*events: dict[str, Any], **more: Any) -> Digest:
-    return summarize(events, **{"now": NOW, "zone": None, "link": lambda _: "", **more})
+    return summarize(events, now=NOW, settings=settings("teams", **more))
 
 
 def lines(*events: dict[str, Any], **more: Any) -> list[str]:
@@ -42,7 +42,9 @@ def test_the_headline_counts_the_events_by_what_happens_to_them() -> None:
     found = digest(*freezes, failed, *reboots)
     expected = "41 events: 37 Reboots from 14:00 UTC on, 3 Freezes are over, 1 approval failed"
     assert found.headline == f"🟥 {expected}"
-    assert digest(*reboots, zone=BERLIN).headline == "🟧 37 events: 37 Reboots from 15:00 CET on"
+    assert (
+        digest(*reboots, time_zone="Europe/Berlin").headline == "🟧 37 events: 37 Reboots from 15:00 CET on"
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ CLAIMS = {
     "imds_unavailable": ("no", "command"),
     "unknown_outcome": ("may", "command"),
 }
-WORDS = {"yes": "Approved: ", "may": "It may be approved", "no": "This (did not approve it|approved nothing)"}
+WORDS = {"yes": "Approved: ", "may": "It may be approved", "no": "This did not approve it"}
 HELP = {"command": "(a new command|a new id)", "program": "The program runs again"}
 
 
