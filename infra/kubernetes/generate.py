@@ -105,20 +105,17 @@ def schema() -> Json:
 
 
 def table() -> str:
-    """Return the rows of the README's table: a value with a comment is one, with the names of values in it."""
+    """Return the rows of the README's table: each value with a comment."""
     rows: list[tuple[str, str]] = []
     role = ""
     for line in VALUES.read_text(encoding="utf-8").splitlines()[1:]:
-        found = re.fullmatch(r"( *)(\w+):(.*?)(?: # (.*))?", line)
+        found = re.fullmatch(r"( *)(\w+):.*?(?: # (.*))?", line)
         if not found:
             continue
-        indent, name, value, comment = found.groups()
+        indent, name, comment = found.groups()
         role = name if not indent and name in ROLES else role if indent else ""
-        inner = "    " if role else "  "  # of the values in a value
         if comment:
             rows.append((f"`{role}.{name}`" if role and indent else f"`{name}`", comment))
-        elif value and indent == inner:
-            rows[-1] = (f"{rows[-1][0]}, `.{name}`", rows[-1][1])
     return HEAD + "".join(f"| {name} | {comment} |\n" for name, comment in rows)
 
 
