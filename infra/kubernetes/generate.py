@@ -33,38 +33,40 @@ _KINDS = (
 )
 
 
-def _object(required: tuple[str, ...] = (), **properties: Json) -> Json:
+def _object(properties: Json, *required: str) -> Json:
     more: Json = {"required": [*required]} if required else {}
     return {"type": "object", "additionalProperties": False, **more, "properties": properties}
 
 
+_TEXT: Json = {"type": "string"}
+_OBJECT: Json = {"type": "object"}
 _VARIABLE = _object(
-    ("name",), name={"type": "string", "minLength": 1}, value={"type": "string"}, valueFrom={"type": "object"}
+    {"name": {"type": "string", "minLength": 1}, "value": _TEXT, "valueFrom": _OBJECT}, "name"
 )
 # By the end of a value's name.
 _NARROWER: dict[str, Json] = {
     "image.repository": {"type": "string", "minLength": 1},
     "image.digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
     "image.pullPolicy": {"enum": ["", "Always", "IfNotPresent", "Never"]},
-    "imagePullSecrets": {"type": "array", "items": _object(("name",), name={"type": "string"})},
+    "imagePullSecrets": {"type": "array", "items": _object({"name": _TEXT}, "name")},
     "nameOverride": _NAME,
     "fullnameOverride": _NAME,
-    "extraArgs": {"type": "array", "items": {"type": "string"}},
+    "extraArgs": {"type": "array", "items": _TEXT},
     "env": {"type": "array", "items": _VARIABLE},
-    "resources": _object(requests={"type": "object"}, limits={"type": "object"}),
+    "resources": _object({"requests": _OBJECT, "limits": _OBJECT}),
     "volumes": {"type": "array", "items": {"type": "object", "required": ["name"]}},
     "volumeMounts": {"type": "array", "items": {"type": "object", "required": ["name", "mountPath"]}},
-    "affinity": {"type": "object"},
-    "updateStrategy": {"type": "object"},
+    "affinity": _OBJECT,
+    "updateStrategy": _OBJECT,
     "podMonitor.apiVersion": {"enum": ["monitoring.coreos.com/v1", "azmonitoring.coreos.com/v1"]},
     "podMonitor.port": {"type": "integer", "minimum": 1, "maximum": 65534},
     "podMonitor.interval": {"type": "string", "pattern": "^[0-9]+(s|m)$"},
-    "patch": _object(**{kind: {"type": "object"} for kind in _KINDS}),
+    "patch": _object(dict.fromkeys(_KINDS, _OBJECT)),
 }
 _TYPES: dict[type, Json] = {
     bool: {"type": "boolean"},
     int: {"type": "integer"},
-    str: {"type": "string"},
+    str: _TEXT,
     list: _OBJECTS,
 }
 
@@ -76,7 +78,7 @@ def _schema_of(path: str, default: Any) -> Json:
             return schema
     if isinstance(default, dict):
         children = {key: _schema_of(f"{path}.{key}", value) for key, value in default.items()}
-        return _object(**children) if children else _TEXTS
+        return _object(children) if children else _TEXTS
     return _TYPES[type(default)]
 
 
@@ -99,8 +101,8 @@ def schema() -> Json:
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "$comment": "Generated from values.yaml: python -m infra.kubernetes.generate",
-        **_object(**{"global": {}, **shared, **own}),
-        "definitions": {"process": _object(**process)},
+        **_object({"global": {}, **shared, **own}),
+        "definitions": {"process": _object(process)},
     }
 
 

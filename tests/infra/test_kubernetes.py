@@ -181,11 +181,9 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess
     )
 
 
-def rendered(
-    release: str = "imds-bridge", /, *options: str, namespace: str = "imds-bridge", **values: Any
-) -> dict[str, dict[str, Any]]:
+def rendered(release: str = "imds-bridge", /, *options: str, **values: Any) -> dict[str, dict[str, Any]]:
     """Return what the chart makes of values, by kind and name."""
-    done = helm("template", release, ".", *options, "--namespace", namespace, values=values)
+    done = helm("template", release, ".", "--namespace", "imds-bridge", *options, values=values)
     assert done.returncode == 0, done.stderr
     found = [one for one in yaml.safe_load_all(done.stdout) if one]
     return {f"{one['kind']} {one['metadata']['name']}": one for one in found}
@@ -222,7 +220,7 @@ def config_map(got: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     "roles", [{"forward"}, {"listen"}, {"drain"}, {"relay"}, {"listen", "drain", "relay"}]
 )
 def test_the_chart_applies_the_manifests_of_what_is_enabled(roles: set[str]) -> None:
-    enabled = {role: {"enabled": role in roles} for role in (*ROLES, "drain", "relay")}
+    enabled: dict[str, Any] = {role: {"enabled": role in roles} for role in (*ROLES, "drain", "relay")}
     assert helm("lint", ".", "--strict", values=enabled).returncode == 0
     names = {f"imds-bridge-{role}" for role in roles}
     files = ["serviceaccounts.yaml", *(f"{role}.yaml" for role in roles)]
@@ -279,7 +277,7 @@ def test_values_of_the_chart_set_the_image_the_configuration_and_parts_of_manife
 def test_values_change_each_pod_and_keep_what_the_manifest_has(tmp_path: Path) -> None:
     certificates = {"name": "certificates", "configMap": {"name": "our-authority"}}
     toleration = {"key": "pool", "operator": "Exists"}
-    affinity = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    affinity: dict[str, Any] = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
     values = everything(
         resources={"limits": {"memory": "256Mi"}, "requests": {"cpu": "50m"}},
         env=[{"name": "SSL_CERT_FILE", "value": "/etc/our/ca.pem"}],
@@ -381,7 +379,7 @@ def test_two_releases_have_nothing_in_common_but_the_state_on_a_node(
     other_release: str, namespace: str
 ) -> None:
     one = rendered("web", **everything())
-    other = rendered(other_release, namespace=namespace, **everything())
+    other = rendered(other_release, "--namespace", namespace, **everything())
     places = [
         {f"{name} {each['metadata'].get('namespace')}" for name, each in got.items()} for got in (one, other)
     ]
