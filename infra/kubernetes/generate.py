@@ -93,7 +93,7 @@ def schema() -> Json:
         role: {
             "allOf": [{"$ref": "#/definitions/process"}],
             # a value of other roles
-            "properties": dict.fromkeys(process.keys() - values[role].keys(), False),
+            "properties": {key: False for key in process if key not in values[role]},
         }
         for role in ROLES
     }
