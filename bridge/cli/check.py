@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from tempfile import TemporaryFile
 from typing import Any, Literal
 
 from bridge.cli.common import FAILED, OK, complete, json_lines, load_config
@@ -31,7 +30,7 @@ from bridge.imds.document import parse_document
 from bridge.imds.instance import approval_session
 from bridge.outbox.inspect import waiting_counts
 from bridge.outbox.sqlite import ERRORS, Database, kept_log
-from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.state_dir import StateFolder, try_to_write
 from bridge.runtime.program import find_fault
 from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
@@ -82,7 +81,6 @@ def _render(findings: Sequence[Finding]) -> list[str]:
     return table(("CHECK", "RESULT", "MESSAGE"), rows)
 
 
-_TRIAL_BYTES = 1024 * 1024
 CLOCK_SECONDS = 30.0
 IMDS_SECONDS = 13.0  # and 2 s for instance data
 
@@ -165,7 +163,7 @@ def _state(folder: StateFolder) -> Finding:
     """Try to write where the state is, look for damage, and report what the process there says of itself."""
     name = f"state {folder.path.name}"
     try:
-        _try_to_write(folder)
+        try_to_write(next(path for path in (folder.path, *folder.path.parents) if path.exists()))
         damage = _find_damage(folder)
     except (OSError, *ERRORS) as error:
         return Finding(name, "FAIL", f"{folder.path}: {error}", _remedy(error, "state_dir"))
@@ -190,15 +188,6 @@ def _faults_of_process(status: dict[str, Any]) -> Iterator[str]:
         yield f"has not written its status for {age_seconds:.0f} s"
     if status:
         yield from find_unready(status, now)
-
-
-def _try_to_write(folder: StateFolder) -> None:
-    """Write a file where the state is, or will be: it shows more than permissions do, and leaves nothing."""
-    nearest = next(path for path in (folder.path, *folder.path.parents) if path.exists())
-    with TemporaryFile(dir=nearest) as file:
-        file.write(bytes(_TRIAL_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _find_damage(folder: StateFolder) -> str | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bridge import __version__
 from bridge.errors import BridgeError, Incomplete
 from bridge.outbox.sqlite import kept_log
+from bridge.outbox.state_dir import try_to_write
 from bridge.runtime import log as logs
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.threads import Signals, stalled_threads, start_thread
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 5.0
-PRUNE_SECONDS = 60.0
+PRUNE_SECONDS = TRIAL_SECONDS = 60.0
 PROGRESS_SECONDS = 10.0
 # How long closing the state may take after stop_seconds.
 LAST_SECONDS = 30.0
@@ -60,6 +61,7 @@ class Process:
         self._outbox = parts.outbox
         self._clock = parts.clock
         self._supervisor = Supervisor()
+        self._trial_error: str | None = None
         self._stalled: list[str] = []
         self._dispatchers: list[Dispatcher] = []
 
@@ -79,6 +81,7 @@ class Process:
         self._supervisor.ready()
         # The loops are started first: a notice may be there already.
         loops = [start_thread(name, loop) for name, loop in self._flow.loops.items()]
+        start_thread("trial", self._try_state)
         try:
             self._dispatchers = self._parts.dispatchers()
         except BridgeError:
@@ -169,6 +172,28 @@ class Process:
             self._parts.meter.jumped()
         self._write_status(self._status())
 
+    def _try_state(self) -> None:
+        """Try once a minute whether the state could take a notice: in a quiet time nothing else shows it.
+
+        It holds no lock, and nothing waits for this thread, however slow the disk is.
+        """
+        stored = self._outbox.stored_seq
+        while not self._parts.stop.wait(TICK_SECONDS if self._trial_error else TRIAL_SECONDS):
+            before, stored = stored, self._outbox.stored_seq
+            if stored != before and not self._trial_error:
+                continue  # a real write has just succeeded
+            folder, error = self._parts.folder.path, None
+            try:
+                try_to_write(folder)
+            except FileNotFoundError:
+                pass  # the outbox makes the folder again, or has an error of its own
+            except OSError as failure:
+                error = f"{folder}: {failure}"
+            if bool(error) != bool(self._trial_error):
+                text = "the state store %s take a notice now"
+                log.error(text, "cannot" if error else "can", extra={"error": error})
+            self._trial_error = error
+
     def _check_progress(self) -> None:
         """Report to the supervisor that the process works, but only while every loop makes progress."""
         stalled = stalled_threads()
@@ -190,7 +215,7 @@ class Process:
             "pid": os.getpid(),
             "running": running,
             "written_at": iso_utc(self._clock.now()),
-            "storage_error": self._outbox.storage_error,
+            "storage_error": self._outbox.storage_error or self._trial_error,
             "kept_log": kept_log(self._parts.folder.database),
             "identity_error": self._parts.identity.last_error or None,
             "left_sinks": self._outbox.left_sinks(),

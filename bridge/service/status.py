@@ -131,7 +131,7 @@ def _head(status: dict[str, Any]) -> list[str]:
         bus = _commands(status["commands"]) if status["commands"] else "none, only auto rules approve"
         lines.append(f"BUS   {bus}, {status['waiting_commands']} command(s) waiting{dry}")
     if status.get("storage_error"):
-        lines.append(f"STATE STORE UNAVAILABLE, events are buffered in memory: {status['storage_error']}")
+        lines.append(f"STATE STORE UNAVAILABLE, new events may be in memory only: {status['storage_error']}")
     if status.get("kept_log"):
         lines.append(f"STATE STORE GROWS: {status['kept_log']}")
     return lines

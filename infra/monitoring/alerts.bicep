@@ -284,7 +284,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} cannot write its state'
-          description: 'Events are kept in memory only. They are lost if the VM is stopped.'
+          description: 'New events may be kept in memory only. These are lost if the VM is stopped.'
         }
         resolveConfiguration: {
           autoResolved: true

@@ -325,7 +325,7 @@ def test_a_full_disk_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("bridge.cli.check.os.fsync", full)
+    monkeypatch.setattr("bridge.outbox.state_dir.os.fsync", full)
     cli.sinks()
     row = cli.check().row(result="FAIL")
     assert (row["check"], row["remedy"][:10]) == ("state forward", "free space")

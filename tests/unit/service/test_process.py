@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -152,6 +153,60 @@ def test_the_status_is_written_every_five_seconds_and_at_the_end() -> None:
     process.run()
     assert [status["running"] for status in rig.folder.statuses] == [True] * 20 + [False]
     assert rig.folder.statuses[0]["sinks"] == {"ops": {"state": "retrying", "dead_letters": 3}}
+
+
+class Waits(Stop):
+    """Ends a loop after so many waits, whose lengths it keeps; before each, something happens."""
+
+    def __init__(self, *before: Callable[[], object]) -> None:
+        super().__init__()
+        self._before = [*before]
+        self.seconds: list[float | None] = []
+
+    def wait(self, seconds: float | None) -> bool:
+        self.seconds.append(seconds)
+        if self._before:
+            self._before.pop(0)()
+            return False
+        return True
+
+
+def test_the_state_is_tried_in_a_quiet_minute_and_shows_until_a_try_succeeds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig, shown = Doubles(), []
+    rig.outbox.stored_seq = 7
+    process = rig.process(seconds=1)
+    full = OSError(28, "only 12 KiB are free")
+    trial = Mock(side_effect=[None, full, full, None, FileNotFoundError()])
+    monkeypatch.setattr("bridge.service.process.try_to_write", trial)
+
+    def look(stored: int) -> Callable[[], object]:
+        def happen() -> None:
+            process._look_after_state()
+            shown.append((trial.call_count, rig.folder.statuses[-1]["storage_error"] is None))
+            rig.outbox.stored_seq = stored
+
+        return happen
+
+    #                  quiet    a write  quiet    still full, although something was stored
+    waits = Waits(*map(look, [7, 8, 8, 9, 9, 9]))
+    process._parts.stop = waits
+    process._try_state()
+    look(9)()
+    assert waits.seconds == [60, 60, 60, 5, 5, 60, 60]
+    assert shown == [(0, True), (1, True), (1, True), (2, False), (3, False), (4, True), (5, True)]
+    lines = [line.message for line in caplog.records if "take a notice" in line.message]
+    assert lines == ["the state store cannot take a notice now", "the state store can take a notice now"]
+
+
+def test_a_disk_that_hangs_holds_up_neither_the_status_nor_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, hangs = Doubles(), threading.Event()
+    monkeypatch.setattr("bridge.service.process.TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr("bridge.service.process.try_to_write", lambda _: hangs.wait(LIMIT_SECONDS))
+    assert rig.run(seconds=99) == 0
+    assert len(rig.folder.statuses) == 21
+    hangs.set()
 
 
 def test_a_status_file_that_cannot_be_written_is_tried_again_and_ends_nothing() -> None:
