@@ -209,22 +209,30 @@ def _left_sinks(config: Config) -> Iterator[Finding]:
 
 
 def _metrics(config: Config) -> Iterator[Finding]:
+    """Name where each process that runs serves its metrics, or else whether one could."""
     listen = config.metrics.listen
+    remedy = (
+        "end the other program, set another `listen` in [metrics], or let the unit open it: SocketBindAllow="
+    )
+    roles = [*configured_roles(config)]
+    folders = [StateFolder(config.state_dir / role) for role in roles]
+    running = {one.path.name: one.read_status() or {} for one in folders if one.owner()}
+    for role, status in running.items():
+        if error := status.get("metrics_error"):
+            yield Finding(f"metrics {role}", "FAIL", error, remedy)
+        elif address := status.get("metrics"):
+            yield Finding(f"metrics {role}", "ok", f"served on {address}")
+    if running:
+        return
     family, address = socket_address(listen)
     try:
         socket.create_server(address, family=family).close()
     except OSError as error:
-        is_running = any(StateFolder(config.state_dir / role).owner() for role in configured_roles(config))
-        if error.errno == errno.EADDRINUSE and is_running:
-            yield Finding("metrics", "ok", f"{listen} is in use, and imds-bridge runs")
-            return
         reason = str(error.strerror).partition(" (while")[0]
-        remedy = (
-            "end the other program, or set another `listen` in [metrics]; until then there are no metrics"
-        )
         yield Finding("metrics", "FAIL", f"{listen} cannot be listened on: {reason}", remedy)
     else:
-        yield Finding("metrics", "ok", f"{listen} is free")
+        shared = f"; of {' and '.join(roles)}, the second takes the next port" if len(roles) > 1 else ""
+        yield Finding("metrics", "ok", f"{listen} is free{shared}")
 
 
 def _proxies(config: Config) -> Iterator[Finding]:

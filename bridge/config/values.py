@@ -171,6 +171,9 @@ def quote_path(path: Path) -> str:
     return "a name that is not shown because it may be a secret"
 
 
+ROLES = 4  # forward, listen, relay and console
+
+
 def check_listen(value: str) -> str:
     """Refuse what is no address to listen on; an empty one is none."""
     if value:
@@ -189,6 +192,16 @@ def socket_address(listen: str) -> tuple[AddressFamily, tuple[str, int]]:
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - the highest port
         raise ValueError("expected an address and a port, for example 127.0.0.1:9464 or [::1]:9464")
     return AF_INET6 if ":" in host else AF_INET, (host, int(port))
+
+
+def addresses(listen: str, last: str) -> list[str]:
+    """Return where a process may listen: what is configured and the next ports, or first where it did the last time.
+
+    So all processes of a machine can share one configuration.
+    """
+    host, _, port = listen.rpartition(":")
+    ports = range(int(port), min(int(port) + ROLES, 65536)) if int(port) else [0]
+    return sorted((f"{host}:{number}" for number in ports), key=lambda address: address != last)
 
 
 # What OpenSSL says of a certificate by an authority that is not trusted, and what helps.

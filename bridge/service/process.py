@@ -89,7 +89,8 @@ class Process:
             raise
         senders = [start_thread(f"sink-{one.name}", one.run) for one in self._dispatchers]
         if self._parts.metrics:
-            self._parts.metrics.start(self._full_status)
+            last = self._parts.folder.read_status() or {}
+            self._parts.metrics.start(self._full_status, last.get("metrics", ""))
         signal = self._watch_over([*loops, *senders])
         undelivered = self._end(loops, senders, why=signal)
         if self._flow.faults and (faults := [*self._flow.faults(), *undelivered]):
@@ -173,15 +174,17 @@ class Process:
         self._write_status(self._status())
 
     def _try_state(self) -> None:
-        """Try once a minute whether the state could take a notice: in a quiet time nothing else shows it.
+        """Try in each minute without events whether the state could take a notice: nothing else shows it then.
 
         It holds no lock, and nothing waits for this thread, however slow the disk is.
         """
-        stored = self._outbox.stored_seq
-        while not self._parts.stop.wait(TICK_SECONDS if self._trial_error else TRIAL_SECONDS):
+        stored, quiet_seconds = self._outbox.stored_seq, 0.0
+        while not self._parts.stop.wait(TICK_SECONDS):
             before, stored = stored, self._outbox.stored_seq
-            if stored != before and not self._trial_error:
-                continue  # a real write has just succeeded
+            quiet_seconds = quiet_seconds + TICK_SECONDS if stored == before else 0.0
+            if not self._trial_error and quiet_seconds < TRIAL_SECONDS:
+                continue  # a real write or a try has just succeeded
+            quiet_seconds = 0.0
             folder, error = self._parts.folder.path, None
             try:
                 try_to_write(folder)
@@ -216,6 +219,8 @@ class Process:
             "running": running,
             "written_at": iso_utc(self._clock.now()),
             "storage_error": self._outbox.storage_error or self._trial_error,
+            "metrics": getattr(self._parts.metrics, "address", ""),
+            "metrics_error": getattr(self._parts.metrics, "error", None),
             "kept_log": kept_log(self._parts.folder.database),
             "identity_error": self._parts.identity.last_error or None,
             "left_sinks": self._outbox.left_sinks(),

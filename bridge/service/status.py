@@ -300,8 +300,8 @@ def find_urgent(status: Mapping[str, Any], now: datetime) -> list[str]:
         for one in status.get("out_of_work", ())
         if one["NeedsPerson"]
     ]
-    kept_log = filter(None, [status.get("kept_log")])
-    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *out, *auto, *kept_log]
+    texts = filter(None, [status.get("kept_log"), status.get("metrics_error")])
+    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *out, *auto, *texts]
     return [*find_unready(status, now), *more]
 
 
