@@ -55,8 +55,8 @@ class MetricsSettings(Settings):
     """Where a process serves its metrics and its health; anybody who reaches the port may read."""
 
     listen: str = Field(default="", json_schema_extra={"pattern": r"^$|^.+:[0-9]{1,5}$"})
-    """The address and port of `/metrics`, `/livez` and `/readyz`, or the next port where another process has this one;
-    empty serves nothing. Example: `"127.0.0.1:9464"`."""
+    """The address and port of `/metrics`, `/livez` and `/readyz`; where another process has the port, the next one.
+    Empty serves nothing. Example: `"127.0.0.1:9464"`."""
     _check_listen = field_validator("listen")(check_listen)
 
 

@@ -262,8 +262,10 @@ def _of_imds(status: Status, now: datetime, began_at: datetime) -> Iterator[Metr
     yield _events(document)
     vm, due = status["vm"] or "", now + timedelta(seconds=IMMINENT_SECONDS)
     own = [one for one in read_document(document).events.values() if is_among(vm, one.resources)]
-    imminent = sum((event.not_before or now) <= due for event in own)
-    yield _single("imminent_events", "Events of this VM that have started or may within 2 minutes.", imminent)
+    types = [event.raw.get("EventType") for event in own if (event.not_before or now) <= due]
+    imminent = Tally(_known(one, _EVENT_TYPES) for one in types)
+    text = "Events of this VM that have started or may within 2 minutes."
+    yield _gauge("imminent_events", text, ("type",), {one: imminent[one] for one in _EVENT_TYPES})
 
 
 def _events(document: Mapping[str, Any]) -> Metric:

@@ -222,6 +222,14 @@ def killed(rig: Incident) -> None:
     rig.process.kill()
 
 
+@incident("the process is killed during a Freeze, and nothing starts it again")
+def killed_in_a_freeze(rig: Incident) -> None:
+    rig.start()
+    rig.announce("Freeze", 60)
+    time.sleep(2 * SCRAPE_SECONDS)
+    rig.process.kill()
+
+
 @incident("the process hangs")
 def hangs(rig: Incident) -> None:
     rig.start()
