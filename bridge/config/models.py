@@ -41,6 +41,8 @@ class ImdsSettings(Settings):
             return value
         if value.startswith("https:"):
             raise ValueError("expected http://address: IMDS does not use TLS")
+        if "/metadata" in value or "?" in value:
+            raise ValueError("expected the address alone, such as http://169.254.169.254: the rest is added")
         return check_url(value.rstrip("/"), allow_http=True)
 
     def lack(self, name: str) -> str:

@@ -156,13 +156,14 @@ def quote(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - a line's worth
 
 
-_PLAIN_PATH = re.compile(r"(/[a-z._-]+){2,}|[A-Za-z]:\\[^:]+")
+_PLAIN_PATH = re.compile(r"(/[a-z._-]+){2,}|[a-z]{1,12}([._-][a-z]{1,12}){1,3}|[A-Za-z]:\\[^:]+")
 
 
 def quote_path(path: Path) -> str:
     """Write the name of a file into an error, unless it may be a secret that was pasted in its place.
 
-    A secret neither exists, nor begins with a folder that exists or a drive, nor consists of words after slashes.
+    A secret neither exists, nor begins with a folder that exists or a drive, nor consists of words after slashes or
+    with signs between.
     """
     first = Path(*path.parts[: 1 + bool(path.anchor)])
     is_below = first != path and os.path.isdir(first)  # noqa: PTH112 - it raises nothing
@@ -189,8 +190,8 @@ def socket_address(listen: str) -> tuple[AddressFamily, tuple[str, int]]:
     """
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - the highest port
-        raise ValueError("expected an address and a port, for example 127.0.0.1:9464 or [::1]:9464")
+    if not host or "/" in host or not port.isascii() or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - the highest port
+        raise ValueError("expected an address and a port, no URL, for example 127.0.0.1:9464 or [::1]:9464")
     return AF_INET6 if ":" in host else AF_INET, (host, int(port))
 
 
