@@ -150,11 +150,6 @@ class Outbox:
         """How often the file could not be used; while it fails, each attempt counts."""
         return self._storage.errors
 
-    @property
-    def stored_seq(self) -> int:
-        """The number of the last event that the file is known to have."""
-        return self._storage.file_seq
-
     # What is remembered between two documents
 
     def record(self, kind: str, key: str) -> Any:

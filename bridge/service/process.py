@@ -178,10 +178,10 @@ class Process:
 
         It holds no lock, and nothing waits for this thread, however slow the disk is.
         """
-        stored, quiet_seconds = self._outbox.stored_seq, 0.0
+        changes, quiet_seconds = self._outbox.changes, 0.0
         while not self._parts.stop.wait(TICK_SECONDS):
-            before, stored = stored, self._outbox.stored_seq
-            quiet_seconds = quiet_seconds + TICK_SECONDS if stored == before else 0.0
+            before, changes = changes, self._outbox.changes
+            quiet_seconds = quiet_seconds + TICK_SECONDS if changes == before else 0.0
             if not self._trial_error and quiet_seconds < TRIAL_SECONDS:
                 continue  # a real write or a try has just succeeded
             quiet_seconds = 0.0

@@ -371,7 +371,6 @@ def test_a_trial_shows_a_full_disk_that_small_writes_do_not_and_leaves_a_notice_
             commit(outbox, str(number), size=10_000)
         with closing(sqlite3.connect(disk.state / "outbox.db")) as other:
             other.execute("PRAGMA wal_checkpoint(RESTART)")  # from here on the log is overwritten
-        seen = outbox.stored_seq
         before = sorted(disk.state.iterdir())
         try_to_write(disk.state)
         assert sorted(disk.state.iterdir()) == before
@@ -379,14 +378,11 @@ def test_a_trial_shows_a_full_disk_that_small_writes_do_not_and_leaves_a_notice_
         assert all(outbox.commit([], records={("kind", "key"): number}) for number in range(60))
         with pytest.raises(OSError, match="only 0 KiB are free, expected 2048"):
             try_to_write(disk.state)
-        assert outbox.stored_seq == seen, "no event was stored"
         os.truncate(disk.path / "filling", (disk.path / "filling").stat().st_size - 2 * TRIAL_BYTES + 4096)
         with pytest.raises(OSError, match="only 2044 KiB are free"):
             try_to_write(disk.state)  # beside a notice it might take the last room
         disk.free()
         try_to_write(disk.state)
-        commit(outbox, "last")
-        assert outbox.stored_seq > seen
 
 
 def test_a_trial_notices_a_disk_that_does_not_say_how_much_is_free(

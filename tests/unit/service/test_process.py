@@ -177,7 +177,7 @@ def test_the_state_is_tried_in_a_quiet_minute_and_shows_until_a_try_succeeds(
 ) -> None:
     rig = Doubles()
     shown: dict[int, tuple[int, bool]] = {}
-    rig.outbox.stored_seq = 7
+    rig.outbox.changes = 7
     process = rig.process(seconds=1)
     full = OSError(28, "only 12 KiB are free")
     trial = Mock(side_effect=[None, full, full, None, FileNotFoundError()])
@@ -185,7 +185,7 @@ def test_the_state_is_tried_in_a_quiet_minute_and_shows_until_a_try_succeeds(
 
     def look(tick: int) -> None:
         process._look_after_state()
-        rig.outbox.stored_seq = 7 if tick < 6 else 8
+        rig.outbox.changes = 7 if tick < 6 else 8
         shown.setdefault(trial.call_count, (tick, rig.folder.statuses[-1]["storage_error"] is None))
 
     waits = Waits(*(partial(look, tick) for tick in range(12 * 4)))
@@ -221,7 +221,7 @@ def test_a_disk_that_hangs_holds_up_neither_the_status_nor_the_stop(monkeypatch:
         return []
 
     rig.stop = Hurried()
-    rig.outbox.stored_seq = 7
+    rig.outbox.changes = 7
     monkeypatch.setattr("bridge.service.process.try_to_write", hang)
     assert rig.run(seconds=99, dispatchers=dispatchers) == 0
     assert len(rig.folder.statuses) == 21
