@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from tempfile import TemporaryFile
 from typing import Any, Literal
 
 from bridge.cli.common import FAILED, OK, complete, json_lines, load_config
@@ -32,7 +31,7 @@ from bridge.imds.document import parse_document
 from bridge.imds.instance import approval_session
 from bridge.outbox.inspect import waiting_counts
 from bridge.outbox.sqlite import ERRORS, Database, kept_log
-from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.state_dir import StateFolder, try_to_write
 from bridge.runtime.program import find_fault
 from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
@@ -83,7 +82,6 @@ def _render(findings: Sequence[Finding]) -> list[str]:
     return table(("CHECK", "RESULT", "MESSAGE"), rows)
 
 
-_TRIAL_BYTES = 1024 * 1024
 CLOCK_SECONDS = 30.0
 IMDS_SECONDS = 13.0  # and 2 s for instance data
 
@@ -177,7 +175,7 @@ def _state(folder: StateFolder) -> Finding:
     """Try to write where the state is, look for damage, and report what the process there says of itself."""
     name = f"state {folder.path.name}"
     try:
-        _try_to_write(folder)
+        try_to_write(next(path for path in (folder.path, *folder.path.parents) if path.exists()))
         damage = _find_damage(folder)
     except (OSError, *ERRORS) as error:
         return Finding(name, "FAIL", f"{folder.path}: {error}", _remedy(error, "state_dir"))
@@ -204,15 +202,6 @@ def _faults_of_process(status: dict[str, Any]) -> Iterator[str]:
         yield from find_unready(status, now)
 
 
-def _try_to_write(folder: StateFolder) -> None:
-    """Write a file where the state is, or will be: it shows more than permissions do, and leaves nothing."""
-    nearest = next(path for path in (folder.path, *folder.path.parents) if path.exists())
-    with TemporaryFile(dir=nearest) as file:
-        file.write(bytes(_TRIAL_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _find_damage(folder: StateFolder) -> str | None:
     if not folder.database.exists():
         return None
@@ -232,22 +221,30 @@ def _left_sinks(config: Config) -> Iterator[Finding]:
 
 
 def _metrics(config: Config) -> Iterator[Finding]:
+    """Name where each process that runs serves its metrics, or else whether one could."""
     listen = config.metrics.listen
+    remedy = (
+        "end the other program, set another `listen` in [metrics], or let the unit open it: SocketBindAllow="
+    )
+    roles = [*configured_roles(config)]
+    folders = [StateFolder(config.state_dir / role) for role in roles]
+    running = {one.path.name: one.read_status() or {} for one in folders if one.owner()}
+    for role, status in running.items():
+        if error := status.get("metrics_error"):
+            yield Finding(f"metrics {role}", "FAIL", error, remedy)
+        elif address := status.get("metrics"):
+            yield Finding(f"metrics {role}", "ok", f"served on {address}")
+    if running:
+        return
     family, address = socket_address(listen)
     try:
         socket.create_server(address, family=family).close()
     except OSError as error:
-        is_running = any(StateFolder(config.state_dir / role).owner() for role in configured_roles(config))
-        if error.errno == errno.EADDRINUSE and is_running:
-            yield Finding("metrics", "ok", f"{listen} is in use, and imds-bridge runs")
-            return
         reason = str(error.strerror).partition(" (while")[0]
-        remedy = (
-            "end the other program, or set another `listen` in [metrics]; until then there are no metrics"
-        )
         yield Finding("metrics", "FAIL", f"{listen} cannot be listened on: {reason}", remedy)
     else:
-        yield Finding("metrics", "ok", f"{listen} is free")
+        shared = f"; of {' and '.join(roles)}, the second takes the next port" if len(roles) > 1 else ""
+        yield Finding("metrics", "ok", f"{listen} is free{shared}")
 
 
 def _proxies(config: Config) -> Iterator[Finding]:

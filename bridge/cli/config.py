@@ -76,6 +76,9 @@ def warnings(config: Config) -> Iterator[tuple[str, str, str]]:
     for name, sink in sinks_of(config).items():
         for text in sink.warnings():
             yield name, f"sinks.{name}.{text}", "correct it, unless it is a value that Azure has added"
+        if "digest_seconds" in sink.model_fields_set and not config.relay:
+            text = f"sinks.{name}.digest_seconds: only a relay gathers messages, and there is no [relay]"
+            yield name, text, "leave it out, or use the sink in the configuration of `imds-bridge relay`"
     yield from _other_recovers(config)
     for text in config.approvals.warnings() if config.approvals else ():
         yield "approvals", f"approvals.{text}", "change it, unless this is what you want"

@@ -32,6 +32,8 @@ DEFAULT_PATH = Path(
     r"C:\ProgramData\imds-bridge\config.toml" if sys.platform == "win32" else "/etc/imds-bridge/config.toml"
 )
 ENV_PREFIX = "IMDS_BRIDGE__"
+# Single underscores where two are meant; Kubernetes names a service's variables so, and those of programs are others.
+_SINGLE = re.compile(r"IMDS_BRIDGE_(SINKS|APPROVALS|RELAY|METRICS|IMDS)_(?!(.*_)?(SERVICE|PORT)(_|$))", re.I)
 _FEW = 6  # keys that an error can list
 _PATH_HINT = r"; write a path with backslashes in single quotes: 'C:\folder'"
 _TOML_HINTS = {
@@ -62,14 +64,15 @@ def load(path: Path | None, environ: Mapping[str, str], *, with_tables: bool = T
     if not with_tables:
         given = {key: value for key, value in given.items() if not isinstance(value, dict)}
     _find_secrets(given, path or DEFAULT_PATH)
-    faults: list[str] = []
+    expected = "expected IMDS_BRIDGE__SECTION__KEY with two underscores, such as IMDS_BRIDGE__SINKS__OPS__URL"
+    faults = [f"the environment variable {name}: {expected}" for name in environ if _SINGLE.match(name)]
     parts: dict[str, Any] = {"sinks": _load_sinks(given.pop("sinks", {}), faults)}
     for section, settings in SECTIONS.items():
         if section in given:
             parts[section] = _load_part(resolve_name(settings), given.pop(section), section, faults)
     config = _load_part(Config, {**given, **parts}, "", faults)
     if faults or config is None:
-        named = [_name_variable(fault, from_environment) for fault in faults]
+        named = [_name_variable(_say_where(fault, path), from_environment) for fault in faults]
         raise ConfigError(str(path or DEFAULT_PATH), named)
     return config.read_from(path or DEFAULT_PATH, from_environment)
 
@@ -130,6 +133,14 @@ def _find_secrets(table: dict[str, Any], config: Path) -> None:
             places = [Path(value), *copies, config.parent / "secrets" / name]
             with suppress(ValueError):  # a null byte, which the setting's type refuses
                 table[key] = str(next((place for place in places if os.access(place, os.R_OK)), value))
+
+
+def _say_where(fault: str, config: Path | None) -> str:
+    """Add to an error of a missing file where it was looked for."""
+    if not re.search(r'given ("[^/\\]*"|a name[^"]*), expected a file that can be read: No such', fault):
+        return fault
+    path = config or DEFAULT_PATH
+    return f"{fault}; it was looked for in {path.with_suffix('.secrets')} and {path.parent / 'secrets'}"
 
 
 def _from_text(value: str) -> Any:

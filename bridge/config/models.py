@@ -41,6 +41,8 @@ class ImdsSettings(Settings):
             return value
         if value.startswith("https:"):
             raise ValueError("expected http://address: IMDS does not use TLS")
+        if "/metadata" in value or "?" in value:
+            raise ValueError("expected the address alone, such as http://169.254.169.254: the rest is added")
         return check_url(value.rstrip("/"), allow_http=True)
 
     def lack(self, name: str) -> str:
@@ -55,8 +57,8 @@ class MetricsSettings(Settings):
     """Where a process serves its metrics and its health; anybody who reaches the port may read."""
 
     listen: str = Field(default="", json_schema_extra={"pattern": r"^$|^.+:[0-9]{1,5}$"})
-    """The address and port of `/metrics`, `/livez` and `/readyz`; empty serves nothing. Example:
-    `"127.0.0.1:9464"`."""
+    """The address and port of `/metrics`, `/livez` and `/readyz`; where another process has the port, the next one.
+    Empty serves nothing. Example: `"127.0.0.1:9464"`."""
     _check_listen = field_validator("listen")(check_listen)
 
 

@@ -72,6 +72,8 @@ def _registered(key: str, name: object, known: Mapping[str, T]) -> T:
     if isinstance(name, str) and name in known:
         return known[name]
     expected = ", ".join(sorted(known))
+    if name == "discord":
+        expected += '; Discord takes "slack" at the URL of its webhook with /slack at the end'
     raise Faults([(key, f"given {quote(name)}, expected one of {expected}{nearest(name, known)}")])
 
 

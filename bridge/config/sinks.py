@@ -266,14 +266,22 @@ class WebhookSettings(SinkSettings, HttpSettings, IdentitySettings):
     `"https://monitor.azure.com/.default"`."""
 
     def find_faults(self) -> Iterator[Fault]:
-        """Yield what contradicts a token of the identity, or would show it."""
+        """Yield URLs that take no such messages, and what contradicts another token or would show it."""
         yield from super().find_faults()
+        url = self.url.read()
+        if re.match(r"https://[^/]*\.webhook\.office\.com/", url):
+            yield "url", "given a connector of Teams, which are retired; expected the URL of a workflow"
+        if self.format == "slack" and re.match(r"https://[^/]*discord(app)?\.com/(?![^?]*/slack(\?|$))", url):
+            yield "url", "given a webhook of Discord; expected its URL with /slack at the end"
+        headers = values.parse_headers(self.headers.read()) if self.headers else {}
+        has_header = "authorization" in map(str.lower, headers)
+        if self.bearer_token and has_header:
+            yield "headers", "given Authorization beside bearer_token, which writes it; expected one of them"
         if not self.token_scope:
             return
-        headers = values.parse_headers(self.headers.read()) if self.headers else {}
-        if self.bearer_token or "authorization" in map(str.lower, headers):
+        if self.bearer_token or has_header:
             yield "token_scope", "expected neither bearer_token nor a header Authorization beside it"
-        yield from try_setting("url", partial(values.check_url, self.url.read(), allow_http=False))
+        yield from try_setting("url", partial(values.check_url, url, allow_http=False))
 
     @field_validator("url")
     @classmethod

@@ -156,19 +156,23 @@ def quote(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - a line's worth
 
 
-_PLAIN_PATH = re.compile(r"(/[a-z._-]+){2,}|[A-Za-z]:\\[^:]+")
+_PLAIN_PATH = re.compile(r"(/[a-z._-]+){2,}|[a-z]{1,12}([._-][a-z]{1,12}){1,3}|[A-Za-z]:\\[^:]+")
 
 
 def quote_path(path: Path) -> str:
     """Write the name of a file into an error, unless it may be a secret that was pasted in its place.
 
-    A secret neither exists, nor begins with a folder that exists or a drive, nor consists of words after slashes.
+    A secret neither exists, nor begins with a folder that exists or a drive, nor consists of words after slashes or
+    with signs between.
     """
     first = Path(*path.parts[: 1 + bool(path.anchor)])
     is_below = first != path and os.path.isdir(first)  # noqa: PTH112 - it raises nothing
     if is_below or _PLAIN_PATH.fullmatch(str(path)) or os.path.exists(path):  # noqa: PTH110 - as above
         return json.dumps(str(path))
     return "a name that is not shown because it may be a secret"
+
+
+ROLES = 4  # forward, listen, relay and console
 
 
 def check_listen(value: str) -> str:
@@ -186,9 +190,19 @@ def socket_address(listen: str) -> tuple[AddressFamily, tuple[str, int]]:
     """
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - the highest port
-        raise ValueError("expected an address and a port, for example 127.0.0.1:9464 or [::1]:9464")
+    if not host or "/" in host or not port.isascii() or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - the highest port
+        raise ValueError("expected an address and a port, no URL, for example 127.0.0.1:9464 or [::1]:9464")
     return AF_INET6 if ":" in host else AF_INET, (host, int(port))
+
+
+def addresses(listen: str, last: str) -> list[str]:
+    """Return where a process may listen: what is configured and the next ports, or first where it did the last time.
+
+    So all processes of a machine can share one configuration.
+    """
+    host, _, port = listen.rpartition(":")
+    ports = range(int(port), min(int(port) + ROLES, 65536)) if int(port) else [0]
+    return sorted((f"{host}:{number}" for number in ports), key=lambda address: address != last)
 
 
 # What OpenSSL says of a certificate by an authority that is not trusted, and what helps.

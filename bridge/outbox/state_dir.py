@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
+import shutil
 import sys
 import time
 import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from bridge.errors import StateError
@@ -38,6 +41,8 @@ LOCK_PAUSE_SECONDS = 0.05
 STATUS_BLOCK_BYTES = 16 * 1024
 # It has the whole document, of which IMDS sends far less.
 MAX_STATUS_BYTES = 64 * 1024 * 1024
+# As much as the changes of a large document need, with the log's pages.
+TRIAL_BYTES = 1024 * 1024
 _decoder = BoundedDecoder(max_depth=200)
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows changes line ends otherwise
 
@@ -261,6 +266,26 @@ class StateFolder:
         raise StateError(
             f"{self.path} is held by {owner}: stop that process, or give this one its own state_dir"
         )
+
+
+def try_to_write(folder: Path) -> None:
+    """Write what needs as much new room as a notice, and wait for the disk; nothing of it stays.
+
+    SQLite overwrites its log, and so it notices a full disk only when it needs more of it.
+
+    Raises:
+        OSError: there is no such room, or the disk does not work.
+    """
+    disk = shutil.disk_usage(folder)
+    if disk.total and disk.free < 2 * TRIAL_BYTES:  # meanwhile, as much is left for a notice
+        raise OSError(errno.ENOSPC, f"only {disk.free // 1024} KiB are free, expected {TRIAL_BYTES // 512}")
+    with TemporaryFile(dir=folder) as file:
+        file.write(bytes(TRIAL_BYTES))
+        file.truncate(0)  # the file system had the room; to write it all to the disk would wear it out
+        file.seek(0)
+        file.write(b"\n")
+        file.flush()
+        os.fsync(file)
 
 
 def _rename(path: Path, target: Path) -> None:

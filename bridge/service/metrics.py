@@ -6,8 +6,10 @@ No label holds an event id, a URL or the name of a VM: the number of series does
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import sys
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +35,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from bridge import __version__
-from bridge.config.values import socket_address
+from bridge.config.values import addresses, socket_address
 from bridge.contract.types import KNOWN_VALUES, LOSS_REASONS, RECEIPT_REASONS, TYPE_PREFIX
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
@@ -275,8 +277,10 @@ def _of_imds(status: Status, now: datetime, began_at: datetime) -> Iterator[Metr
     yield _events(document)
     vm, due = status["vm"] or "", now + timedelta(seconds=IMMINENT_SECONDS)
     own = [one for one in read_document(document).events.values() if is_among(vm, one.resources)]
-    imminent = sum((event.not_before or now) <= due for event in own)
-    yield _single("imminent_events", "Events of this VM that have started or may within 2 minutes.", imminent)
+    types = [event.raw.get("EventType") for event in own if (event.not_before or now) <= due]
+    imminent = Tally(_known(one, _EVENT_TYPES) for one in types)
+    text = "Events of this VM that have started or may within 2 minutes."
+    yield _gauge("imminent_events", text, ("type",), {one: imminent[one] for one in _EVENT_TYPES})
 
 
 def _events(document: Mapping[str, Any]) -> Metric:
@@ -332,6 +336,9 @@ class MetricsServer:
         registry: has the metrics of what happens.
         collector: reads the metrics of how things are from the status; None if the registry has them.
         clock: for ages.
+
+    Attributes:
+        error: why nothing is served.
     """
 
     listen: str
@@ -340,6 +347,7 @@ class MetricsServer:
     registry: CollectorRegistry
     collector: Callable[[Callable[[], Status], Clock], Collector] | None = StatusCollector
     clock: Clock
+    error: str | None = None
     _server: ThreadingWSGIServer | None = None
 
     @property
@@ -347,22 +355,35 @@ class MetricsServer:
         """The port in use, 0 if there is none."""
         return self._server.server_port if self._server else 0
 
-    def start(self, status: Callable[[], Status]) -> None:
-        """Serve until `close`; if the address cannot be used, only log that: events matter more.
+    @property
+    def address(self) -> str:
+        """The address and port in use, "" if there is none."""
+        return f"{self.listen.rpartition(':')[0]}:{self.port}" if self._server else ""
+
+    def start(self, status: Callable[[], Status], last: str = "") -> None:
+        """Serve until `close`; if the address cannot be used, only note and log that: events matter more.
 
         Args:
             status: returns what the status file shows.
+            last: where an earlier run of this process served, which `forward` does not insist on.
         """
         self._status = status
         if self.collector:
             self.registry.register(self.collector(status, self.clock))
-        try:
-            self._server = _serve(self.listen, self._answer)
-        except OSError as error:
-            # The text is enough, without a traceback.
-            log.error("no metrics: %s cannot be listened on: %s", self.listen, error)  # noqa: TRY400
+        for address in addresses(self.listen, "" if self.role == "forward" else last):
+            try:
+                self._server = _serve(address, self._answer)
+            except OSError as error:
+                self.error = f"there are no metrics: {address} cannot be listened on: {error.strerror}"
+                if error.errno == errno.EADDRINUSE:
+                    continue  # another process may have the same configuration
+            else:
+                self.error = None
+            break
+        if not self._server:
+            log.error("%s", self.error)
             return
-        log.info("metrics are served on %s", self.listen, extra={"port": self.port})
+        log.info("metrics are served on %s", self.address, extra={"port": self.port})
         Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
@@ -396,6 +417,7 @@ def _serve(listen: str, answer: Any) -> ThreadingWSGIServer:
 
     class Server(ThreadingWSGIServer):
         address_family = family
+        allow_reuse_address = sys.platform != "win32"  # there, several processes could have the port
 
         def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
             log.debug("a request of %s failed", client_address, exc_info=True)  # mostly, its client has gone

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bridge import __version__
 from bridge.errors import BridgeError, Incomplete
 from bridge.outbox.sqlite import kept_log
+from bridge.outbox.state_dir import try_to_write
 from bridge.runtime import log as logs
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.threads import Signals, stalled_threads, start_thread
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 5.0
-PRUNE_SECONDS = 60.0
+PRUNE_SECONDS = TRIAL_SECONDS = 60.0
 PROGRESS_SECONDS = 10.0
 # How long closing the state may take after stop_seconds.
 LAST_SECONDS = 30.0
@@ -60,6 +61,7 @@ class Process:
         self._outbox = parts.outbox
         self._clock = parts.clock
         self._supervisor = Supervisor()
+        self._trial_error: str | None = None
         self._stalled: list[str] = []
         self._dispatchers: list[Dispatcher] = []
 
@@ -79,6 +81,7 @@ class Process:
         self._supervisor.ready()
         # The loops are started first: a notice may be there already.
         loops = [start_thread(name, loop) for name, loop in self._flow.loops.items()]
+        start_thread("trial", self._try_state)
         try:
             self._dispatchers = self._parts.dispatchers()
         except BridgeError:
@@ -86,7 +89,8 @@ class Process:
             raise
         senders = [start_thread(f"sink-{one.name}", one.run) for one in self._dispatchers]
         if self._parts.metrics:
-            self._parts.metrics.start(self._full_status)
+            last = self._parts.folder.read_status() or {}
+            self._parts.metrics.start(self._full_status, last.get("metrics", ""))
         signal = self._watch_over([*loops, *senders])
         undelivered = self._end(loops, senders, why=signal)
         if self._flow.faults and (faults := [*self._flow.faults(), *undelivered]):
@@ -169,6 +173,30 @@ class Process:
             self._parts.meter.jumped()
         self._write_status(self._status())
 
+    def _try_state(self) -> None:
+        """Try in each minute without events whether the state could take a notice: nothing else shows it then.
+
+        It holds no lock, and nothing waits for this thread, however slow the disk is.
+        """
+        changes, quiet_seconds = self._outbox.changes, 0.0
+        while not self._parts.stop.wait(TICK_SECONDS):
+            before, changes = changes, self._outbox.changes
+            quiet_seconds = quiet_seconds + TICK_SECONDS if changes == before else 0.0
+            if not self._trial_error and quiet_seconds < TRIAL_SECONDS:
+                continue  # a real write or a try has just succeeded
+            quiet_seconds = 0.0
+            folder, error = self._parts.folder.path, None
+            try:
+                try_to_write(folder)
+            except FileNotFoundError:
+                pass  # the outbox makes the folder again, or has an error of its own
+            except OSError as failure:
+                error = f"{folder}: {failure}"
+            if bool(error) != bool(self._trial_error):
+                text = "the state store %s take a notice now"
+                log.error(text, "cannot" if error else "can", extra={"error": error})
+            self._trial_error = error
+
     def _check_progress(self) -> None:
         """Report to the supervisor that the process works, but only while every loop makes progress."""
         stalled = stalled_threads()
@@ -190,7 +218,9 @@ class Process:
             "pid": os.getpid(),
             "running": running,
             "written_at": iso_utc(self._clock.now()),
-            "storage_error": self._outbox.storage_error,
+            "storage_error": self._outbox.storage_error or self._trial_error,
+            "metrics": getattr(self._parts.metrics, "address", ""),
+            "metrics_error": getattr(self._parts.metrics, "error", None),
             "kept_log": kept_log(self._parts.folder.database),
             "identity_error": self._parts.identity.last_error or None,
             "left_sinks": self._outbox.left_sinks(),

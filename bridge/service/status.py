@@ -131,7 +131,7 @@ def _head(status: dict[str, Any]) -> list[str]:
         bus = _commands(status["commands"]) if status["commands"] else "none, only auto rules approve"
         lines.append(f"BUS   {bus}, {status['waiting_commands']} command(s) waiting{dry}")
     if status.get("storage_error"):
-        lines.append(f"STATE STORE UNAVAILABLE, events are buffered in memory: {status['storage_error']}")
+        lines.append(f"STATE STORE UNAVAILABLE, new events may be in memory only: {status['storage_error']}")
     if status.get("kept_log"):
         lines.append(f"STATE STORE GROWS: {status['kept_log']}")
     return lines
@@ -300,8 +300,8 @@ def find_urgent(status: Mapping[str, Any], now: datetime) -> list[str]:
         for one in status.get("out_of_work", ())
         if one["NeedsPerson"]
     ]
-    kept_log = filter(None, [status.get("kept_log")])
-    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *out, *auto, *kept_log]
+    texts = filter(None, [status.get("kept_log"), status.get("metrics_error")])
+    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *out, *auto, *texts]
     return [*find_unready(status, now), *more]
 
 

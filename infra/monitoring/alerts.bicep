@@ -7,6 +7,9 @@ param workspaceId string
 @description('Resource ids of the action groups that are notified.')
 param actionGroupIds string[] = []
 
+@description('Where the page docs/operations.md is; each alert links to its section.')
+param runbookUrl string = 'docs/operations.md'
+
 param location string = resourceGroup().location
 param tags object = {}
 
@@ -28,7 +31,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
     rules: [
       {
         alert: 'ImdsBridgeSilent'
-        expression: 'label_replace(up{job=~"imds-bridge.*"} == 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?") unless on (host) label_replace(max_over_time(imds_bridge_imminent_events[15m]) > 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?")'
+        expression: 'label_replace(up{job=~"imds-bridge.*"} == 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?") unless on (host) label_replace(max_over_time(imds_bridge_imminent_events{type!="Freeze"}[15m]) > 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?")'
         for: 'PT2M'
         severity: 1
         labels: {
@@ -37,6 +40,45 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} does not answer'
           description: 'Nothing reads this VM\'s Scheduled Events, or nothing approves them.'
+          runbook_url: '${runbookUrl}#imdsbridgesilent'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeTargetGone'
+        expression: 'label_replace(max by (job, instance) (max_over_time(up{job=~"imds-bridge.*"}[1h])) unless on (job, instance) up, "host", "$1", "instance", "(.+?)(:[0-9]+)?") unless on (host) label_replace(max_over_time(imds_bridge_imminent_events{type!="Freeze"}[1h]) > 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?")'
+        for: 'PT5M'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: 'Prometheus does not scrape imds-bridge on {{ $labels.instance }} any more'
+          description: 'The target has left Prometheus\' configuration or its discovery. Whether it runs is unknown.'
+          runbook_url: '${runbookUrl}#imdsbridgetargetgone'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeNoTargets'
+        expression: 'absent(up{job=~"imds-bridge.*"})'
+        for: 'PT5M'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'Prometheus scrapes no imds-bridge'
+          description: 'No other alert of imds-bridge can fire.'
+          runbook_url: '${runbookUrl}#imdsbridgenotargets'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -55,6 +97,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} gets no valid answer from IMDS'
           description: 'The last valid answer is {{ $value }} s old. A notice would not be seen.'
+          runbook_url: '${runbookUrl}#imdsbridgeimdsunreachable'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -73,6 +116,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'IMDS needs {{ $value }} s for each answer to {{ $labels.instance }}'
           description: 'A notice is seen as late as that. It usually needs milliseconds.'
+          runbook_url: '${runbookUrl}#imdsbridgeimdsslow'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -91,6 +135,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'IMDS fails to answer {{ $labels.instance }} (share of the requests {{ $value }})'
           description: 'A notice is seen late. Usually another program on the VM asks too often (429).'
+          runbook_url: '${runbookUrl}#imdsbridgeimdsfails'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -109,6 +154,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} does not know which VM it is on'
           description: 'The listener approves and drains nothing. A chat gets no event that names this VM.'
+          runbook_url: '${runbookUrl}#imdsbridgenoinstancedata'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -118,7 +164,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeNoSinks'
-        expression: 'imds_bridge_storage_available unless on (job, instance) imds_bridge_sink_up{sink!="stdout"}'
+        expression: 'imds_bridge_outbox_bytes unless on (job, instance) imds_bridge_sink_up{sink!="stdout"}'
         for: 'PT5M'
         severity: 2
         labels: {
@@ -127,6 +173,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} has no sink in its configuration'
           description: 'Events are printed to its log and sent nowhere.'
+          runbook_url: '${runbookUrl}#imdsbridgenosinks'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -145,6 +192,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'the loop {{ $labels.loop }} on {{ $labels.instance }} makes no progress'
           description: 'A supervisor with a watchdog restarts the process; without one, restart it.'
+          runbook_url: '${runbookUrl}#imdsbridgestalled'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -162,6 +210,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} was restarted {{ $value }} times in 30 minutes'
           description: 'Its watchdog or its supervisor restarts it again and again.'
+          runbook_url: '${runbookUrl}#imdsbridgerestarts'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -180,6 +229,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'the sink {{ $labels.sink }} on {{ $labels.instance }} accepts nothing'
           description: 'Nothing is lost yet. Events are kept until max_age_seconds.'
+          runbook_url: '${runbookUrl}#imdsbridgesinkdown'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -197,6 +247,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'the sink {{ $labels.sink }} on {{ $labels.instance }} has not delivered a notice'
           description: 'It takes effect in {{ $value }} s, or did so before if that is negative.'
+          runbook_url: '${runbookUrl}#imdsbridgenoticeundelivered'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -215,6 +266,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'an event has waited {{ $value }} s for the sink {{ $labels.sink }} on {{ $labels.instance }}'
           description: 'Its receivers have not seen a change of this VM\'s Scheduled Events.'
+          runbook_url: '${runbookUrl}#imdsbridgebacklog'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -233,6 +285,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: '{{ $value }} event(s) on {{ $labels.instance }} wait for {{ $labels.sink }}, which is not configured'
           description: 'Its name has changed, or it was removed. They become dead letters after a week.'
+          runbook_url: '${runbookUrl}#imdsbridgesinkleft'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -250,6 +303,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'the sink {{ $labels.sink }} on {{ $labels.instance }} has dead letters ({{ $value }})'
           description: 'The receiver refused these events, or they became too old. They are kept.'
+          runbook_url: '${runbookUrl}#imdsbridgedeadletters'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -267,6 +321,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} has lost events ({{ $labels.reason }})'
           description: 'A bridge.loss event says how many, and of which time.'
+          runbook_url: '${runbookUrl}#imdsbridgeloss'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -284,7 +339,8 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} cannot write its state'
-          description: 'Events are kept in memory only. They are lost if the VM is stopped.'
+          description: 'New events may be kept in memory only. These are lost if the VM is stopped.'
+          runbook_url: '${runbookUrl}#imdsbridgestorage'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -302,6 +358,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: '{{ $labels.instance }} got less than 5 minutes of notice of a {{ $labels.type }}'
           description: 'Azure documents at least 10 minutes. The notice was seen late, or the host has failed.'
+          runbook_url: '${runbookUrl}#imdsbridgeshortnotice'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -319,6 +376,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'an approval failed on {{ $labels.instance }} ({{ $labels.reason }})'
           description: 'The policy allowed the command, but IMDS did not confirm the approval.'
+          runbook_url: '${runbookUrl}#imdsbridgeapprovalsfail'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -336,40 +394,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'the program of an auto rule failed on {{ $labels.instance }}'
           description: 'The VM is not prepared for an event. The program is tried again while the event is Scheduled.'
-        }
-        resolveConfiguration: {
-          autoResolved: true
-          timeToResolve: 'PT10M'
-        }
-        actions: actions
-      }
-      {
-        alert: 'ImdsBridgeStartedUnprepared'
-        expression: 'increase(imds_bridge_started_unprepared_total[15m]) > 0 or (imds_bridge_started_unprepared_total > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
-        severity: 1
-        labels: {
-          severity: 'critical'
-        }
-        annotations: {
-          summary: 'an event of {{ $labels.instance }} started unprepared'
-          description: 'An auto rule with a program matched the event, but the program had not succeeded before the start.'
-        }
-        resolveConfiguration: {
-          autoResolved: true
-          timeToResolve: 'PT10M'
-        }
-        actions: actions
-      }
-      {
-        alert: 'ImdsBridgeRecoverFails'
-        expression: 'increase(imds_bridge_recovered_total{result="failed"}[15m]) > 0 or (imds_bridge_recovered_total{result="failed"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
-        severity: 1
-        labels: {
-          severity: 'critical'
-        }
-        annotations: {
-          summary: '{{ $labels.instance }} is not put back to work: its program failed'
-          description: 'The event is over, and `recover` of the auto rule fails. It is tried again with longer pauses.'
+          runbook_url: '${runbookUrl}#imdsbridgepreparefails'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -394,6 +419,42 @@ resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
     ]
     rules: [
       {
+        alert: 'ImdsBridgeStartedUnprepared'
+        expression: 'increase(imds_bridge_started_unprepared_total[15m]) > 0 or (imds_bridge_started_unprepared_total > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'an event of {{ $labels.instance }} started unprepared'
+          description: 'An auto rule with a program matched the event, but the program had not succeeded before the start.'
+          runbook_url: '${runbookUrl}#imdsbridgestartedunprepared'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeRecoverFails'
+        expression: 'increase(imds_bridge_recovered_total{result="failed"}[15m]) > 0 or (imds_bridge_recovered_total{result="failed"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: '{{ $labels.instance }} is not put back to work: its program failed'
+          description: 'The event is over, and `recover` of the auto rule fails. It is tried again with longer pauses.'
+          runbook_url: '${runbookUrl}#imdsbridgerecoverfails'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
         alert: 'ImdsBridgeOutOfWork'
         expression: 'imds_bridge_out_of_work_seconds > 7200'
         severity: 1
@@ -403,6 +464,7 @@ resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: '{{ $labels.instance }} is out of work for {{ $value | humanizeDuration }}'
           description: 'A program has prepared it for an event, and nothing has put it back. `imds-bridge status` says why.'
+          runbook_url: '${runbookUrl}#imdsbridgeoutofwork'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -420,6 +482,7 @@ resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'commands with a wrong signature reached {{ $labels.instance }}'
           description: 'A sender has an old secret, or somebody forges commands. They were refused.'
+          runbook_url: '${runbookUrl}#imdsbridgebadsignatures'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -438,6 +501,7 @@ resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} receives nothing from Service Bus'
           description: 'Commands wait in the queue, or the relay forwards nothing.'
+          runbook_url: '${runbookUrl}#imdsbridgebusdown'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -456,6 +520,7 @@ resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'the console on {{ $labels.instance }} knows {{ $value }} {{ $labels.state }} VM(s)'
           description: 'Nobody watches their Scheduled Events. The page Fleet names them.'
+          runbook_url: '${runbookUrl}#imdsbridgevmsnotwatched'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -474,6 +539,7 @@ resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         annotations: {
           summary: 'the console on {{ $labels.instance }} has never heard of {{ $value }} expected VM(s)'
           description: 'They are in the list of expected VMs, and imds-bridge may not be installed there. The page Fleet names them.'
+          runbook_url: '${runbookUrl}#imdsbridgevmsneverheard'
         }
         resolveConfiguration: {
           autoResolved: true

@@ -36,6 +36,9 @@ param workspaceId string
 @description('Resource ids of the action groups that are notified.')
 param actionGroupIds string[] = []
 
+@description('Where the page docs/operations.md is; each alert links to its section.')
+param runbookUrl string = 'docs/operations.md'
+
 param location string = resourceGroup().location
 param tags object = {}
 
@@ -136,7 +139,8 @@ def _rule(rule: dict[str, Any]) -> Iterator[str]:
     yield "        }\n"
     yield "        annotations: {\n"
     for name, text in rule["annotations"].items():
-        yield f"          {name}: {_text(text)}\n"
+        linked = _text(text).replace("docs/operations.md#", "${runbookUrl}#")
+        yield f"          {name}: {linked}\n"
     yield "        }\n"
     yield "        resolveConfiguration: {\n"
     yield "          autoResolved: true\n"

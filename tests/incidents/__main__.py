@@ -222,6 +222,14 @@ def killed(rig: Incident) -> None:
     rig.process.kill()
 
 
+@incident("the process is killed during a Freeze, and nothing starts it again")
+def killed_in_a_freeze(rig: Incident) -> None:
+    rig.start()
+    rig.announce("Freeze", 60)
+    time.sleep(2 * SCRAPE_SECONDS)
+    rig.process.kill()
+
+
 @incident("the process hangs")
 def hangs(rig: Incident) -> None:
     rig.start()
@@ -303,14 +311,16 @@ def other_vm(rig: Incident) -> None:
     rig.start()
 
 
-@incident("the disk is full")
-def disk_full(rig: Incident) -> None:
+@incident("the disk is full, and nothing happens", quiet=True)
+@incident("the disk is full, and a Freeze with 15 min of notice comes", quiet=False)
+def disk_full(rig: Incident, quiet: bool) -> None:
     disk = rig.stack.enter_context(small_disk(rig.folder / "disk"))
     process = rig.make(state_dir=disk.state)
     process.state = disk.state / "forward"
     rig.start(process)
     disk.fill()
-    rig.announce("Freeze", 900, description="x" * 20_000)
+    if not quiet:
+        rig.announce("Freeze", 900, description="x" * 20_000)
 
 
 @incident("the state folder is deleted")

@@ -24,9 +24,9 @@ RULES = read_rules()
 NAMES = [rule["alert"] for rule in RULES]
 
 
-def promtool(*arguments: str) -> None:
-    """Run promtool in the folder of the rules; fail with what it prints."""
-    command = [tool("promtool"), *arguments]
+def promtool(*arguments: str, name: str = "promtool") -> None:
+    """Run promtool, or another tool, in the folder of the rules; fail with what it prints."""
+    command = [tool(name), *arguments]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -34,6 +34,25 @@ def promtool(*arguments: str) -> None:
 def test_prometheus_reads_the_rules_and_each_alert_fires_on_its_cause_and_stays_quiet_without_it() -> None:
     promtool("check", "rules", "rules.yaml")
     promtool("test", "rules", "rules.test.yaml")
+
+
+def test_alertmanager_reads_its_example_and_sends_each_alert_to_who_is_meant() -> None:
+    promtool("check-config", "alertmanager.yaml", name="amtool")
+    for rule in RULES:
+        receiver = {"critical": "on-call", "warning": "team"}[rule["labels"]["severity"]]
+        labels = [f"alertname={rule['alert']}", f"severity={rule['labels']['severity']}"]
+        route = ["config", "routes", "test", "--config.file=alertmanager.yaml"]
+        promtool(*route, f"--verify.receivers={receiver}", *labels, name="amtool")
+
+
+def test_the_example_of_alertmanager_inhibits_alerts_that_exist() -> None:
+    config = yaml.safe_load((FOLDER / "alertmanager.yaml").read_text())
+    for rule in config["inhibit_rules"]:
+        for (matcher,) in (rule["source_matchers"], rule["target_matchers"]):
+            pattern = re.fullmatch(r'alertname=~?"(.+)"', matcher)
+            assert pattern, matcher
+            matched = [name for name in NAMES if re.fullmatch(pattern[1], name)]
+            assert len(matched) == len(pattern[1].split("|")), matcher
 
 
 def test_each_alert_has_both_tests() -> None:
@@ -137,6 +156,8 @@ def test_no_group_has_more_rules_than_azure_takes(count: int) -> None:
 def test_each_alert_has_a_section_in_the_runbook() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     assert [name for name in NAMES if f"### {name}\n" not in page] == []
+    links = [rule["annotations"]["runbook_url"] for rule in RULES]
+    assert links == [f"docs/operations.md#{name.lower()}" for name in NAMES]
 
 
 # --- the dashboard ---

@@ -51,11 +51,11 @@ class SmallDisk:
 
 
 @contextmanager
-def small_disk(path: Path) -> Iterator[SmallDisk]:
+def small_disk(path: Path, *, mebibytes: int = 4) -> Iterator[SmallDisk]:
     """Mount a small file system, or skip the test."""
     if sys.platform == "win32":
         pytest.skip("posix: Windows mounts no file")
-    disk = SmallDisk(path)
+    disk = SmallDisk(path, mebibytes=mebibytes)
     try:
         disk.mount()
     except (OSError, subprocess.CalledProcessError) as error:

@@ -28,6 +28,7 @@ from tests.support.outbox import event, open_outbox
 from tests.support.process import RawServer, answering, closed_port, toml
 from tests.support.servicebus import ServiceBusLab
 from tests.support.sinks import set_proxy
+from tests.support.status import process_status
 from tests.support.tls import Authority
 
 BUS = {"connection_string": "Endpoint=sb://127.0.0.1:9;SharedAccessKeyName=a;SharedAccessKey=b"}
@@ -350,7 +351,7 @@ def test_a_full_disk_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("bridge.cli.check.os.fsync", full)
+    monkeypatch.setattr("bridge.outbox.state_dir.os.fsync", full)
     cli.sinks()
     row = cli.check().row(result="FAIL")
     assert (row["check"], row["remedy"][:10]) == ("state forward", "free space")
@@ -444,9 +445,20 @@ def test_a_metrics_port_in_use_fails_unless_the_process_has_it(cli: Cli, imds: I
     assert (done.code, done.row(check="metrics", result="FAIL")["message"]) == (3, message)
     folder = StateFolder(cli.state())
     folder.acquire()
-    message = f"{listen} is in use, and imds-bridge runs"
-    assert cli.check().row(check="metrics", result="ok")["message"] == message
+    folder.write_status({**process_status(datetime.now(UTC)), "metrics": "127.0.0.1:9465"})
+    assert cli.check().row(check="metrics forward", result="ok")["message"] == "served on 127.0.0.1:9465"
+    folder.write_status({**process_status(datetime.now(UTC)), "metrics_error": "there are no metrics: no"})
+    assert cli.check().row(check="metrics forward", result="FAIL")["message"] == "there are no metrics: no"
     folder.release()
+
+
+def test_a_port_that_two_processes_share_is_said_to_be_two(cli: Cli, imds: ImdsLab) -> None:
+    approvals = {"auto": [{"event_type": ["Freeze"]}]}
+    with closed_port() as url:
+        listen = urlsplit(url).netloc
+    cli.write(imds={"endpoint": imds.url("web-0")}, metrics={"listen": listen}, approvals=approvals)
+    message = f"{listen} is free; of forward and listen, the second takes the next port"
+    assert cli.check().row(check="metrics", result="ok")["message"] == message
 
 
 # The clock

@@ -155,7 +155,11 @@ def test_a_vm_that_is_out_of_work_is_shown_and_needs_a_person_once_that_was_told
     ("changes", "runs", "expected"),
     [
         ({"running": False}, False, r"^NOT RUNNING: stopped \d+ s ago"),
-        ({"storage_error": "no space"}, False, "STORE UNAVAILABLE, events are buffered in memory: no space"),
+        (
+            {"storage_error": "no space"},
+            False,
+            "STORE UNAVAILABLE, new events may be in memory only: no space",
+        ),
         ({"kept_log": "x-wal has 73 MiB"}, False, "STATE STORE GROWS: x-wal has 73 MiB"),
         ({}, False, r"^NOT RESPONDING: the process is gone without a stop, last updated \d+ s ago"),
         (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from bridge.outbox import storage as storage_module
 from bridge.outbox.outbox import REJECTED
 from bridge.outbox.rows import STATE, Ledger
 from bridge.outbox.sqlite import Database
-from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.state_dir import TRIAL_BYTES, StateFolder, try_to_write
 from tests.support.disk import SmallDisk, small_disk
 from tests.support.outbox import (
     TWO,
@@ -356,6 +358,43 @@ def test_a_read_only_file_of_another_vm_or_a_damaged_one_is_moved_aside_later(
         assert len(list(disk.state.glob(f"outbox.db.{moved}-*"))) == 1
         commit(outbox, "2")
     check_recovered(disk.state, "2")
+
+
+def test_a_trial_shows_a_full_disk_that_small_writes_do_not_and_leaves_a_notice_its_room(
+    tmp_path: Path,
+) -> None:
+    with (
+        small_disk(tmp_path / "disk", mebibytes=16) as disk,
+        closing(open_outbox(disk.state)) as outbox,
+    ):
+        for number in range(100):
+            commit(outbox, str(number), size=10_000)
+        with closing(sqlite3.connect(disk.state / "outbox.db")) as other:
+            other.execute("PRAGMA wal_checkpoint(RESTART)")  # from here on the log is overwritten
+        before = sorted(disk.state.iterdir())
+        try_to_write(disk.state)
+        assert sorted(disk.state.iterdir()) == before
+        disk.fill()
+        assert all(outbox.commit([], records={("kind", "key"): number}) for number in range(60))
+        with pytest.raises(OSError, match="only 0 KiB are free, expected 2048"):
+            try_to_write(disk.state)
+        os.truncate(disk.path / "filling", (disk.path / "filling").stat().st_size - 2 * TRIAL_BYTES + 4096)
+        with pytest.raises(OSError, match="only 2044 KiB are free"):
+            try_to_write(disk.state)  # beside a notice it might take the last room
+        disk.free()
+        try_to_write(disk.state)
+
+
+def test_a_trial_notices_a_disk_that_does_not_say_how_much_is_free(
+    disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = SimpleNamespace(total=0, free=0)  # as of some network file systems, or below a quota
+    monkeypatch.setattr("bridge.outbox.state_dir.shutil.disk_usage", lambda _: unknown)
+    try_to_write(disk.path)
+    disk.fill()
+    with pytest.raises(OSError, match="No space left"):
+        try_to_write(disk.path)
+    assert [path.name for path in disk.path.iterdir()] == ["filling"]
 
 
 def test_a_full_disk_still_says_in_the_status_that_it_is_full(disk: SmallDisk) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 
 import pytest
@@ -20,14 +21,14 @@ from tests.support.status import process_status
 class Served:
     """A server with the status that it shows."""
 
-    def __init__(self, listen: str = "127.0.0.1:0") -> None:
+    def __init__(self, listen: str = "127.0.0.1:0", *, role: str = "forward", last: str = "") -> None:
         self.host = listen.rpartition(":")[0].strip("[]")
         self.clock = MovedClock()
         self.status = process_status(self.clock.now())
         registry = CollectorRegistry()
         Meter(registry, ["ops"])
-        self.server = MetricsServer(listen, role="forward", registry=registry, clock=self.clock)
-        self.server.start(lambda: self.status)
+        self.server = MetricsServer(listen, role=role, registry=registry, clock=self.clock)
+        self.server.start(lambda: self.status, last)
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str, bytes]:
         """Return the status, the content type and the body of an answer."""
@@ -81,15 +82,52 @@ def test_a_client_that_sends_nothing_blocks_no_other(served: Served) -> None:
         assert served.get("/livez")[0] == 200
 
 
-def test_an_address_in_use_is_logged_and_changes_nothing_else(
-    served: Served, caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def four_ports() -> int:
+    """Return the first of four ports in a row that are free."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as found, ExitStack() as rest:
+            first: int = found.getsockname()[1]
+            with suppress(OSError, OverflowError):
+                for port in range(first + 1, first + 4):
+                    rest.enter_context(socket.create_server(("127.0.0.1", port)))
+                return first
+
+
+def test_processes_with_one_configuration_take_one_port_after_the_other_and_keep_it(four_ports: int) -> None:
+    def address(number: int) -> str:
+        return f"127.0.0.1:{four_ports + number}"
+
+    first, listen = Served(address(0)), Served(address(0), role="listen")
+    assert (first.server.address, listen.server.address) == (address(0), address(1))
+    assert (first.get("/livez")[0], listen.get("/livez")[0]) == (200, 200)
+    for one in (first, listen):
+        one.server.close()
+    # The next boot starts them the other way round; forward returns to what is configured.
+    listen = Served(address(0), role="listen", last=address(1))
+    first = Served(address(0), last=address(2))
+    assert (first.server.address, listen.server.address) == (address(0), address(1))
+    others = [Served(address(0), role="relay", last="127.0.0.1:1") for _ in range(2)]
+    assert [one.server.address for one in others] == [address(2), address(3)]
+    for one in (first, listen, *others):
+        one.server.close()
+
+
+def test_an_address_that_cannot_be_used_is_noted_and_changes_nothing_else(
+    four_ports: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.ERROR):
-        second = Served(f"127.0.0.1:{served.server.port}")
-    assert second.server.port == 0
-    assert "no metrics: 127.0.0.1:" in caplog.text
-    second.server.close()
-    assert served.get("/livez")[0] == 200
+    with ExitStack() as others, caplog.at_level(logging.ERROR):
+        for port in range(four_ports, four_ports + 4):
+            others.enter_context(socket.create_server(("127.0.0.1", port)))
+        served = Served(f"127.0.0.1:{four_ports}")
+    why = f"there are no metrics: 127.0.0.1:{four_ports + 3} cannot be listened on: Address already in use"
+    assert (served.server.port, served.server.address, served.server.error) == (0, "", why)
+    assert why in caplog.text
+    served.server.close()
+    foreign = Served("192.0.2.1:9464")
+    assert foreign.server.error == (
+        "there are no metrics: 192.0.2.1:9464 cannot be listened on: Cannot assign requested address"
+    )
 
 
 def test_ipv6_is_served() -> None:

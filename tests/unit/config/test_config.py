@@ -381,6 +381,90 @@ def test_a_secret_in_place_of_a_files_name_is_not_shown(tmp_path: Path, name: st
         assert "MfKQ" not in found
 
 
+TEAMS = "https://contoso.webhook.office.com/webhookb2/1@2/IncomingWebhook/3/4"
+DISCORD = "https://discord.com/api/webhooks/1/abc"
+RETIRED = "sinks.ops.url: given a connector of Teams, which are retired; expected the URL of a workflow"
+SLACK = "sinks.ops.url: given a webhook of Discord; expected its URL with /slack at the end"
+ENDPOINT = "http://169.254.169.254/metadata/scheduledevents"
+
+
+@pytest.mark.posix("the paths are of POSIX")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            f'[imds]\nendpoint = "{ENDPOINT}?api-version=2020-07-01"',
+            f'imds.endpoint: given "{ENDPOINT}?***", expected the address alone, such as '
+            "http://169.254.169.254: the rest is added",
+        ),
+        (webhook(format="teams", url=TEAMS), RETIRED),
+        (webhook(format="slack", url=DISCORD), SLACK),
+        (webhook(format="slack", url=DISCORD.replace("discord", "ptb.discord") + "?wait=true"), SLACK),
+        (
+            webhook(format="discord", url=DISCORD),
+            'sinks.ops.format: given "discord", expected one of cloudevents, pagerduty, slack, teams, template; '
+            'Discord takes "slack" at the URL of its webhook with /slack at the end',
+        ),
+        (
+            '[metrics]\nlisten = "http://127.0.0.1:9464"',
+            f'metrics.listen: given "http://127.0.0.1:9464", {A_PORT}, no URL, '
+            "for example 127.0.0.1:9464 or [::1]:9464",
+        ),
+        (
+            webhook(bearer_token=SECRET, headers={"authorization": "Bearer b"}),
+            "sinks.ops.headers: given Authorization beside bearer_token, which writes it; expected one of them",
+        ),
+        (
+            webhook(url=None, url_file="ops-url"),
+            'sinks.ops.url_file: given "ops-url", expected a file that can be read: No such file or directory; '
+            "it was looked for in {folder}/config.secrets and {folder}/secrets",
+        ),
+    ],
+)
+def test_a_first_mistake_is_told_with_what_to_do(tmp_path: Path, text: str, expected: str) -> None:
+    assert faults(tmp_path, text) == [expected.replace("{folder}", str(tmp_path))]
+
+
+def test_a_digest_that_no_relay_makes_is_told(tmp_path: Path) -> None:
+    sink = webhook(format="teams", digest_seconds=60)
+    (found,) = warnings(read(tmp_path, sink))
+    assert found[1] == "sinks.ops.digest_seconds: only a relay gathers messages, and there is no [relay]"
+    relay = f"[relay]\n{BUS.partition(chr(10))[2]}topic = 'events'\nsubscription = 'relay'\n"
+    assert not [*warnings(read(tmp_path, f"{sink}\n{relay}"))]
+    assert not [*warnings(read(tmp_path, webhook(format="teams")))]
+
+
+@pytest.mark.parametrize("url", [f"{DISCORD}/slack", f"{DISCORD}/slack?wait=true", "https://example.org/x"])
+def test_what_discord_takes_is_accepted(tmp_path: Path, url: str) -> None:
+    read(tmp_path, webhook(format="slack", url=url))
+    read(tmp_path, webhook(format="template", url=DISCORD, template={"content": "x"}))
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_told"),
+    [
+        ("IMDS_BRIDGE_SINKS_OPS_URL", True),
+        ("imds_bridge_metrics_listen", True),
+        ("IMDS_BRIDGE_IMDS_ENDPOINT", True),
+        *((name, False) for name in ("IMDS_BRIDGE_EVENT_ID", "IMDS_BRIDGE_RESOURCES", "IMDS_BRIDGE_BOOT_ID")),
+        # Kubernetes makes these of services called imds-bridge-relay and imds-bridge-metrics.
+        *((f"IMDS_BRIDGE_RELAY_{name}", False) for name in ("SERVICE_HOST", "PORT", "PORT_9464_TCP_ADDR")),
+        ("IMDS_BRIDGE_METRICS_SERVICE_PORT_HTTP", False),
+    ],
+)
+def test_a_variable_with_single_underscores_is_told(tmp_path: Path, variable: str, is_told: bool) -> None:
+    expected = "expected IMDS_BRIDGE__SECTION__KEY with two underscores, such as IMDS_BRIDGE__SINKS__OPS__URL"
+    path = tmp_path / "config.toml"
+    path.write_text("")
+    try:
+        load(path, {variable: SECRET})
+    except ConfigError as error:
+        told = error.faults
+    else:
+        told = []
+    assert told == [f"the environment variable {variable}: {expected}"] * is_told
+
+
 @pytest.mark.posix("the paths are of POSIX")
 @pytest.mark.parametrize("name", ["/secrets/ops-url", "/etc/imds-bridge/absent/url_2"])
 def test_the_name_of_a_missing_secret_file_is_shown(tmp_path: Path, name: str) -> None:

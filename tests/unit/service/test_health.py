@@ -83,9 +83,10 @@ def test_a_sink_that_retries_needs_nobody_before_the_limit() -> None:
             {"identity_error": "no answer"},
             "instance data is missing or incomplete, so approvals may wait: no answer",
         ),
+        ({"metrics_error": "there are no metrics: no port"}, "^there are no metrics: no port$"),
     ],
 )
-def test_what_delays_notices_or_approvals_needs_a_person_although_the_process_is_ready(
+def test_what_delays_notices_or_hides_alerts_needs_a_person_although_the_process_is_ready(
     changes: dict[str, Any], reason: str
 ) -> None:
     assert find_unready(status(**changes), NOW) == []

@@ -151,7 +151,7 @@ def test_unknown_types_and_statuses_share_one_series(scrape: Scrape) -> None:
     assert scrape.value("scheduled_events", type="other", status="other") == 10_001
     scrape.status["document"] = {"DocumentIncarnation": "seven", "Events": None}
     assert scrape.value("document_incarnation") is None
-    assert len(scrape.series() - before) == 7 * 4 + 1
+    assert len(scrape.series() - before) == 7 * 4 + 7
 
 
 def test_many_events_leave_the_number_of_series_as_it_is(scrape: Scrape) -> None:
@@ -245,9 +245,10 @@ def test_an_event_of_this_vm_that_has_started_or_will_soon_explains_its_silence(
     at = scrape.clock.now() + timedelta(seconds=seconds)
     event = entry(Resources=["web-0"], NotBefore=format_datetime(at, usegmt=True)) | changes
     scrape.status["document"] = {"DocumentIncarnation": 1, "Events": [event]}
-    assert scrape.value("imminent_events") == count
+    assert scrape.value("imminent_events", type=event["EventType"]) == count
+    assert scrape.value("imminent_events", type="Preempt") == 0
     scrape.status["vm"] = None
-    assert scrape.value("imminent_events") == 0
+    assert scrape.value("imminent_events", type=event["EventType"]) == 0
 
 
 def test_missing_instance_data_has_a_series_in_each_role(scrape: Scrape) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -152,6 +154,78 @@ def test_the_status_is_written_every_five_seconds_and_at_the_end() -> None:
     process.run()
     assert [status["running"] for status in rig.folder.statuses] == [True] * 20 + [False]
     assert rig.folder.statuses[0]["sinks"] == {"ops": {"state": "retrying", "dead_letters": 3}}
+
+
+class Waits(Stop):
+    """Ends a loop after so many waits, whose lengths it keeps; before each, something happens."""
+
+    def __init__(self, *before: Callable[[], object]) -> None:
+        super().__init__()
+        self._before = [*before]
+        self.seconds: list[float | None] = []
+
+    def wait(self, seconds: float | None) -> bool:
+        self.seconds.append(seconds)
+        if self._before:
+            self._before.pop(0)()
+            return False
+        return True
+
+
+def test_the_state_is_tried_in_a_quiet_minute_and_shows_until_a_try_succeeds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Doubles()
+    shown: dict[int, tuple[int, bool]] = {}
+    rig.outbox.changes = 7
+    process = rig.process(seconds=1)
+    full = OSError(28, "only 12 KiB are free")
+    trial = Mock(side_effect=[None, full, full, None, FileNotFoundError()])
+    monkeypatch.setattr("bridge.service.process.try_to_write", trial)
+
+    def look(tick: int) -> None:
+        process._look_after_state()
+        rig.outbox.changes = 7 if tick < 6 else 8
+        shown.setdefault(trial.call_count, (tick, rig.folder.statuses[-1]["storage_error"] is None))
+
+    waits = Waits(*(partial(look, tick) for tick in range(12 * 4)))
+    process._parts.stop = waits
+    process._try_state()
+    assert {*waits.seconds} == {5}
+    # Something is stored in tick 6. Once a try has failed, there is one in each tick.
+    assert shown == {
+        0: (0, True),
+        1: (19, True),
+        2: (31, False),
+        3: (32, False),
+        4: (33, True),
+        5: (45, True),
+    }
+    lines = [line.message for line in caplog.records if "take a notice" in line.message]
+    assert lines == ["the state store cannot take a notice now", "the state store can take a notice now"]
+
+
+def test_a_disk_that_hangs_holds_up_neither_the_status_nor_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, hangs, end = Doubles(), threading.Event(), threading.Event()
+
+    class Hurried(Stop):
+        def wait(self, seconds: float | None) -> bool:
+            return super().wait(0 if seconds else None)
+
+    def hang(_: Path) -> None:
+        hangs.set()
+        end.wait(LIMIT_SECONDS)
+
+    def dispatchers() -> list[Any]:
+        assert hangs.wait(LIMIT_SECONDS)
+        return []
+
+    rig.stop = Hurried()
+    rig.outbox.changes = 7
+    monkeypatch.setattr("bridge.service.process.try_to_write", hang)
+    assert rig.run(seconds=99, dispatchers=dispatchers) == 0
+    assert len(rig.folder.statuses) == 21
+    end.set()
 
 
 def test_a_status_file_that_cannot_be_written_is_tried_again_and_ends_nothing() -> None:
