@@ -106,10 +106,9 @@ def _section(group: type[Settings], where: Sequence[Table]) -> str:
     is_list = issubclass(group, RuleSettings)
     names = list(dict.fromkeys(table.name for table in where))
     tables = ", ".join(_place_of(name, where, is_list=is_list) for name in names)
-    variables = ", ".join(_code(_variable(name, is_list=is_list)) for name in names)
     first = (group.__doc__ or "").partition("\n")[0]
     others = [one for one in TITLES if group not in TITLES and one in groups_of(where[0].settings)]
-    also = f" Also has the keys of {', '.join(map(_link, others))}." if others else ""
+    also = f" Also: {', '.join(map(_link, others))}." if others else ""
     rows = [f"| {' | '.join(cells)} |\n" for cells in _rows(group, where[0])]
     header = (
         "\n| key | value | default | example | meaning |\n| --- | --- | --- | --- | --- |\n" if rows else ""
@@ -117,7 +116,7 @@ def _section(group: type[Settings], where: Sequence[Table]) -> str:
     return f"""\
 ## {TITLES.get(group) or _title(where[0])}
 
-{first}{f" In {tables}." if group in TITLES else ""} Environment: {variables}.{also}
+{first}{f" In {tables}." if group in TITLES else ""}{also}
 {header}{"".join(rows)}"""
 
 
@@ -142,24 +141,22 @@ def _title(table: Table) -> str:
     return f"[{name}]" if name else "Before the first table"
 
 
-def _variable(table: str, *, is_list: bool) -> str:
-    """Name the environment variable of a table's key, or of a whole list of tables."""
-    name = f"IMDS_BRIDGE__{table.replace('.', '__').upper()}"
-    return f"{name}='[{{...}}]'" if is_list else f"{name.removesuffix('__')}__KEY"
-
-
 def _rows(group: type[Settings], table: Table) -> Iterator[tuple[str, ...]]:
     known = definition(table)["properties"]
+    sections = {one.name for one in tables()}
     for keys in keys_of(group, table):
         described = known[keys[0]]
         field = group.model_fields.get(keys[0]) or group.model_fields["signing_secrets"]
-        yield (
-            "<br>".join(map(_code, keys)),
-            _value(group, keys[0], described),
-            _default(field, described),
-            "".join(map(_literal, described.get("examples", ()))),
-            described["description"],
-        )
+        value, default = _value(group, keys[0], described), _default(field, described)
+        name = "<br>".join(map(_code, keys))
+        if keys[0] == "sinks" or f"{table.name}.{keys[0]}".strip(".") in sections:
+            continue  # a section describes it
+        if any(keys[0] in one.model_fields for one in TITLES if one in group.__bases__):
+            yield name, value, default, "", "as above, with this default"
+            continue
+        is_shown = default in ("", "required") or described.get("type") == "array"
+        examples = described.get("examples", ()) if is_shown else ()
+        yield name, value, default, "".join(map(_literal, examples)), described["description"]
 
 
 def _default(field: FieldInfo, described: Mapping[str, Any]) -> str:
