@@ -21,6 +21,7 @@ from bridge.cli.config import warnings
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config, find_exposed, find_unreadable
 from bridge.config.values import socket_address
+from bridge.contract.status import Status
 from bridge.errors import BridgeError, ConfigError, ImdsError
 from bridge.formats.samples import make_test_event
 from bridge.formats.text import table
@@ -177,19 +178,20 @@ def _state(folder: StateFolder) -> Finding:
     holder = folder.owner()
     if holder is None:
         return Finding(name, "ok", str(folder.path))
-    if faults := list(_faults_of_process(folder.read_status() or {})):
+    if faults := list(_faults_of_process(folder.read_status())):
         remedy = "it tries again on its own; look into its log, and restart it if the cause is gone"
         return Finding(name, "FAIL", f"{folder.path}: {holder}: {'; '.join(faults)}", remedy)
     return Finding(name, "ok", f"{folder.path}, locked by {holder}")
 
 
-def _faults_of_process(status: dict[str, Any]) -> Iterator[str]:
+def _faults_of_process(status: Status | None) -> Iterator[str]:
     """Yield why a process that runs cannot do its work; nothing is known before its first status."""
+    if status is None:
+        return
     now = datetime.now(UTC)
-    if (age_seconds := age_of(status.get("written_at"), now) or 0) > SILENT_SECONDS:
+    if (age_seconds := age_of(status.written_at, now) or 0) > SILENT_SECONDS:
         yield f"has not written its status for {age_seconds:.0f} s"
-    if status:
-        yield from find_unready(status, now)
+    yield from find_unready(status, now)
 
 
 def _try_to_write(folder: StateFolder) -> None:

@@ -27,6 +27,7 @@ from tests.support.outbox import event, open_outbox
 from tests.support.process import RawServer, answering, closed_port, toml
 from tests.support.servicebus import ServiceBusLab
 from tests.support.sinks import set_proxy
+from tests.support.status import write_raw
 from tests.support.tls import Authority
 
 BUS = {"connection_string": "Endpoint=sb://127.0.0.1:9;SharedAccessKeyName=a;SharedAccessKey=b"}
@@ -387,7 +388,7 @@ def test_a_running_process_that_does_not_do_its_work_fails(
     folder = StateFolder(tmp_path / role)
     folder.acquire()
     now = datetime.now(UTC).isoformat()
-    folder.write_status({"role": role, "written_at": now, "last_good_at": now, **status})
+    write_raw(folder, {"role": role, "written_at": now, "last_good_at": now, **status})
     found = probes._state(folder)
     folder.release()
     assert (found.check, found.result) == (f"state {role}", "FAIL")

@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from http.client import HTTPConnection
 
 import pytest
@@ -58,7 +59,7 @@ def test_each_path_is_served_and_others_name_those_that_exist(served: Served) ->
 
 
 def test_what_is_not_ready_answers_503_with_the_reason_and_is_alive(served: Served) -> None:
-    served.status["storage_error"] = "disk full"
+    served.status = replace(served.status, storage_error="disk full")
     status, _, body = served.get("/readyz")
     assert status == 503
     assert json.loads(body) == {
