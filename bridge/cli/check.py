@@ -38,7 +38,7 @@ from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
 from bridge.service.composition import relay_settings
 from bridge.service.parts import build_sinks, sinks_of
-from bridge.service.status import SILENT_SECONDS, age_of, find_unready
+from bridge.service.status import SILENT_SECONDS, age_of, clock_faults, find_unready
 from bridge.sinks.base import Inconclusive, Sink
 
 _EPILOG = """\
@@ -84,7 +84,6 @@ def _render(findings: Sequence[Finding]) -> list[str]:
 
 
 _TRIAL_BYTES = 1024 * 1024
-CLOCK_SECONDS = 30.0
 IMDS_SECONDS = 13.0  # and 2 s for instance data
 
 
@@ -314,11 +313,8 @@ def _instance(client: ImdsClient, source: str) -> Iterator[Finding]:
 
 
 def _clock(client: ImdsClient) -> Iterator[Finding]:
-    """Warn about a clock by which commands expire, signatures are dated and locks of the bus end."""
-    ahead_seconds = client.clock_ahead_seconds
-    if ahead_seconds is not None and abs(ahead_seconds) > CLOCK_SECONDS:
-        side = "ahead of" if ahead_seconds > 0 else "behind"
-        message = f"this VM's clock is {abs(ahead_seconds):.0f} s {side} the Date of IMDS's answer"
+    """Warn about a wrong clock."""
+    for message in clock_faults(client.clock_ahead_seconds or 0):
         remedy = "set it, and see to its synchronisation with the host (chrony, w32time)"
         yield Finding("clock", "warn", message, remedy)
 

@@ -92,9 +92,10 @@ class RelayBus(ConsoleBus):
 
 @dataclass(frozen=True, kw_only=True)
 class VmStatus:
-    """What a process on a VM knows of it, and the last answers of IMDS."""
+    """What a process on a VM knows of it, and the last answers of IMDS, whose clock its own may be ahead of."""
 
     vm: Known[str | None]
+    clock_ahead_seconds: Known[float | None]
     imds: Known[str]
     version_error: Known[str | None]
     last_error: Known[str | None]

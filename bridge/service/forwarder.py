@@ -136,6 +136,7 @@ class Forwarder:
             vm=self._identity.vm.name if self._identity.vm else None,
             imds=self._parts.imds.base or self._parts.config.imds.endpoint,
             version_error=self._parts.imds.version_error,
+            clock_ahead_seconds=self._parts.imds.clock_ahead_seconds,
             last_error=self._reachability.last_error or None,
             failed_share=round(self._reachability.failed_share, 2),
             last_good_at=iso_utc(good_time) if good_time else None,

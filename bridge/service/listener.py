@@ -149,6 +149,7 @@ class Listener:
             vm=self._identity.vm.name if self._identity.vm else None,
             imds=self.parts.imds.base,
             version_error=self.parts.imds.version_error,
+            clock_ahead_seconds=self.parts.imds.clock_ahead_seconds,
             last_error=self._last_error or None,
             last_good_at=iso_utc(reading.good_time) if reading.good_time else None,
             waiting_commands=len(self._pending),

@@ -33,7 +33,7 @@ from prometheus_client.registry import Collector
 
 from bridge import __version__
 from bridge.config.values import socket_address
-from bridge.contract.status import ForwardStatus, ListenStatus, SinkStatus, Status
+from bridge.contract.status import ForwardStatus, ListenStatus, SinkStatus, Status, VmStatus
 from bridge.contract.types import KNOWN_VALUES, LOSS_REASONS, RECEIPT_REASONS, TYPE_PREFIX
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
@@ -232,6 +232,9 @@ class StatusCollector(Collector):
         flow = status.flow
         if isinstance(flow, ForwardStatus):  # it tells about IMDS for this VM
             yield from _of_imds(flow, now, self._began_at)
+        if isinstance(flow, VmStatus) and flow.clock_ahead_seconds is not None:
+            text = "How far this VM's clock is ahead of IMDS's, negative if it is behind."
+            yield _single("clock_ahead_seconds", text, flow.clock_ahead_seconds or 0)
         if receiver := status.receiver:
             text = "1 while messages can be received, 0 once that fails repeatedly."
             yield _single("bus_connected", text, not receiver.last_error)
@@ -239,6 +242,7 @@ class StatusCollector(Collector):
                 text = "When what was on the bus was last received, if only nothing."
                 yield _single("bus_looked_timestamp_seconds", text, looked_at.timestamp())
         if isinstance(flow, ListenStatus):
+            yield _single("dry_run", "1 for listen --dry-run, which approves nothing.", bool(flow.dry_run))
             yield _single("waiting_commands", "Commands without a decision.", flow.waiting_commands or 0)
             ages = [0.0, *(age_of(one.Since, now) or 0.0 for one in flow.out_of_work or ())]
             text = "Since a program took this VM out of work that is not put back; 0 while it works."

@@ -21,6 +21,7 @@ from bridge.contract.status import (
     RelayStatus,
     SinkStatus,
     Status,
+    VmStatus,
     not_known,
 )
 from bridge.errors import UsageError
@@ -31,6 +32,7 @@ from bridge.runtime.time import iso_utc, parse_iso
 
 # How old IMDS's last good answer may be: one request that hangs, and then a good one, still fits.
 IMDS_SECONDS = 30.0
+CLOCK_SECONDS = 30.0
 BACKLOG_SECONDS = 300.0
 FAILED_SHARE = 0.5
 _BROKEN_SINKS = {"misconfigured", "gone", "rejecting"}
@@ -371,8 +373,19 @@ def _vague_faults(status: Status) -> Iterator[str]:
     if isinstance(flow, ForwardStatus) and (flow.failed_share or 0) > FAILED_SHARE:
         error = flow.last_error or "the last request was answered"
         yield f"IMDS fails to answer {flow.failed_share:.0%} of the requests, so notices are seen late: {error}"
+    if isinstance(flow, VmStatus):
+        yield from clock_faults(flow.clock_ahead_seconds or 0)
+    if isinstance(flow, ListenStatus) and flow.dry_run:
+        yield "dry run: nothing is approved and no program is run until `listen` runs without --dry-run"
     if status.identity_error:
         yield f"instance data is missing or incomplete, so approvals may wait: {status.identity_error}"
+
+
+def clock_faults(ahead_seconds: float) -> Iterator[str]:
+    """Yield that a VM's clock is wrong, by which commands expire, signatures are dated and notices are timed."""
+    if abs(ahead_seconds) > CLOCK_SECONDS:
+        side = "ahead of" if ahead_seconds > 0 else "behind"
+        yield f"this VM's clock is {abs(ahead_seconds):.0f} s {side} IMDS's, and so times and deadlines are wrong"
 
 
 def _imds_faults(flow: FlowStatus, now: datetime) -> Iterator[str]:

@@ -51,6 +51,7 @@ def raw_status(now: datetime, role: str = "forward", **changes: Any) -> dict[str
         "vm": "web-0",
         "imds": "http://169.254.169.254",
         "version_error": None,
+        "clock_ahead_seconds": 0.4,
         "last_error": None,
         "last_good_at": iso_utc(now),
     }

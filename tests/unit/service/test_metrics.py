@@ -170,6 +170,7 @@ def test_a_scrape_shows_the_sinks_and_the_bus(scrape: Scrape) -> None:
         "listen",
         commands=bus_status(last_error="detached", looked_at="2026-11-22T09:00:00.000Z"),
         waiting_commands=2,
+        dry_run=True,
         out_of_work=[{"Since": (now - timedelta(seconds=90)).isoformat()}],
         storage_error="disk full",
         sinks={"ops": sink},
@@ -178,6 +179,7 @@ def test_a_scrape_shows_the_sinks_and_the_bus(scrape: Scrape) -> None:
     assert scrape.value("bus_connected") == 0
     assert scrape.value("bus_looked_timestamp_seconds") == datetime(2026, 11, 22, 9, tzinfo=UTC).timestamp()
     assert scrape.value("waiting_commands") == 2
+    assert (scrape.value("clock_ahead_seconds"), scrape.value("dry_run")) == (0.4, 1)
     assert scrape.value("out_of_work_seconds") == pytest.approx(90, abs=0.1)
     assert scrape.value("storage_available") == 0
     assert scrape.value("storage_errors_total") == 3
