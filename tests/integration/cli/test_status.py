@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from bridge import __version__
+from bridge.cli.common import json_lines
+from bridge.contract.schemas import STATUS, schema
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import UNSAFE
 from bridge.service.status import read_report, render
@@ -22,6 +25,7 @@ from tests.support.imds_lab import ImdsLab
 from tests.support.process import Forward
 from tests.support.status import OLDER, bus_status, raw_status, sink_status, write_raw
 
+SCHEMA = Draft202012Validator(json.loads(schema(STATUS)), format_checker=Draft202012Validator.FORMAT_CHECKER)
 OPS = sink_status(
     state="retrying",
     backlog=3,
@@ -189,6 +193,8 @@ def test_what_an_older_process_has_written_is_read_and_what_it_lacks_is_not_know
     write_raw(folder, {**raw, "written_at": datetime.now(UTC).isoformat()})
     shown, report = cli("status", "--role", role), cli("status", "--role", role, "--json").json
     folder.release()
+    assert [*SCHEMA.iter_errors(report)] == []
+    assert report.keys() <= json.loads(schema(STATUS))["properties"].keys()
     assert shown.out.startswith(f"imds-bridge {raw['version']}, process {raw['pid']}, updated 0 s ago\n")
     changed = {"written_at", "running"}
     assert {name: report[name] for name in raw.keys() - changed} == {
@@ -229,6 +235,7 @@ def test_each_field_that_is_missing_or_of_another_type_is_not_known_and_nothing_
         write_raw(folder, raw)
         report = read_report(folder, now)
         assert report.not_known == [".".join(path)]
+        assert [*SCHEMA.iter_errors(json.loads("\n".join(json_lines(report))))] == []
         lines = render(report)
         assert f"NOT KNOWN, as a process of another version wrote the status: {'.'.join(path)}" in lines
         assert lines[0].startswith("NOT R")
@@ -337,6 +344,8 @@ def test_the_status_of_the_real_process_is_live(imds: ImdsLab, call: Call, tmp_p
         pid = forward.wait_for_status(lambda written: written["document"] and written["pid"])
         done = call("status", "--json", "--config", forward.config)
         assert (done.code, done.json["pid"], done.json["vm"]) == (0, pid, "web-0")
+        assert [*SCHEMA.iter_errors(done.json)] == []
+        assert done.json["not_known"] == []
         assert (len(done.json["events"]), done.json["sinks"]["stdout"]["state"]) == (1, "ok")
         assert forward.stop() == 0, forward
     assert call("status", "--config", forward.config).code == 3
