@@ -26,7 +26,7 @@ def schema(name: str) -> bytes:
     """Return the content of one schema file.
 
     Args:
-        name: `cloudevent`, `status`, or a type such as `scheduledevent.started`, also with `io.imdsbridge.` and `.v1`.
+        name: `cloudevent`, `status`, or a type such as `scheduledevent.started`, also with `io.imdsbridge.`, `.v1`.
 
     Raises:
         UsageError: the type does not exist.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, WithJsonSchema, WrapValidator
 
@@ -161,12 +161,7 @@ class ConsoleStatus:
 
 
 FlowStatus = ForwardStatus | ListenStatus | RelayStatus | ConsoleStatus
-FLOWS: dict[str, type[FlowStatus]] = {
-    "forward": ForwardStatus,
-    "listen": ListenStatus,
-    "relay": RelayStatus,
-    "console": ConsoleStatus,
-}
+FLOWS = dict(zip(("forward", "listen", "relay", "console"), get_args(FlowStatus), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ Schema = dict[str, Any]
 
 
 def schemas() -> dict[str, Schema]:
-    """Return the schema of each type's data, by its name without prefix and version, of any event, and of a status."""
+    """Return the schema of each type's data, by its name without prefix and version, any event, and a status."""
     return {
         **{name: _titled(name, f"{model.__name__}V1", _data(model)) for name, model in DATA.items()},
         CLOUDEVENT: _titled(CLOUDEVENT, "ImdsBridgeEvent", _cloudevent()),
