@@ -43,7 +43,7 @@ SILENT_SECONDS = 12.0
 
 _RESPONSE_TEXTS = {
     "gone": "NOT RESPONDING: the process is gone without a stop, last updated {ago}",
-    "silent": "NOT RESPONDING: {holder} has not written for {age}; it hangs, or cannot write to the state folder",
+    "silent": "NOT RESPONDING: {report.holder} last wrote {ago}; it hangs, or cannot write to the state folder",
     "stopped": "NOT RUNNING: stopped {ago}",
 }
 Response = Literal["ok", "gone", "silent", "stopped"]
@@ -161,14 +161,11 @@ def _ago(seconds: float | None) -> str:
 
 
 def _head(report: Report) -> list[str]:
-    status = report.status
-    age = format_duration(report.age_seconds or 0, exact=True)
+    status, ago = report.status, _ago(report.age_seconds)
     lines = [
-        f"imds-bridge {status.version}, process {status.pid}, updated {_ago(report.age_seconds)}"
+        f"imds-bridge {status.version}, process {status.pid}, updated {ago}"
         if report.running
-        else _RESPONSE_TEXTS[report.response].format(
-            ago=_ago(report.age_seconds), age=age, holder=report.holder
-        )
+        else _RESPONSE_TEXTS[report.response].format(ago=ago, report=report)
     ]
     match status.flow:
         case ConsoleStatus() as flow:
@@ -346,39 +343,34 @@ def find_urgent(status: Status, now: datetime) -> list[str]:
         status: what the process says of itself.
         now: the wall clock.
     """
-    left = [
-        f"{count} event(s) wait for sink {name}, which is not configured; see `imds-bridge outbox move --help`"
-        for name, count in (status.left_sinks or {}).items()
-    ]
-    kept_log = [status.kept_log] if status.kept_log else []
-    vague = [*_vague_faults(status), *_sink_faults(status, now), *left, *_auto_faults(status.flow), *kept_log]
-    return [*find_unready(status, now), *vague]
-
-
-def _auto_faults(flow: FlowStatus) -> Iterator[str]:
-    """Yield what a program has failed at."""
-    if not isinstance(flow, ListenStatus):
-        return
-    for out in flow.out_of_work or ():
-        if out.NeedsPerson:
-            yield f"the VM is out of work since {out.Since}: {out.Why}"
-    for one in flow.auto or ():
-        if one.NeedsPerson:
-            yield f"event {one.EventId}: {one.Why}"
+    return [*find_unready(status, now), *_vague_faults(status), *_sink_faults(status, now)]
 
 
 def _vague_faults(status: Status) -> Iterator[str]:
-    """Yield what delays notices or approvals of a process that is ready."""
+    """Yield what a process that is ready cannot do, or does too late."""
     flow = status.flow
     if isinstance(flow, ForwardStatus) and (flow.failed_share or 0) > FAILED_SHARE:
         error = flow.last_error or "the last request was answered"
         yield f"IMDS fails to answer {flow.failed_share:.0%} of the requests, so notices are seen late: {error}"
     if isinstance(flow, VmStatus):
         yield from clock_faults(flow.clock_ahead_seconds or 0)
-    if isinstance(flow, ListenStatus) and flow.dry_run:
-        yield "dry run: nothing is approved and no program is run until `listen` runs without --dry-run"
     if status.identity_error:
         yield f"instance data is missing or incomplete, so approvals may wait: {status.identity_error}"
+    if status.kept_log:
+        yield status.kept_log
+    if isinstance(flow, ListenStatus):
+        yield from _listen_faults(flow)
+
+
+def _listen_faults(flow: ListenStatus) -> Iterator[str]:
+    if flow.dry_run:
+        yield "dry run: nothing is approved and no program is run until `listen` runs without --dry-run"
+    for out in flow.out_of_work or ():
+        if out.NeedsPerson:
+            yield f"the VM is out of work since {out.Since}: {out.Why}"
+    for one in flow.auto or ():
+        if one.NeedsPerson:
+            yield f"event {one.EventId}: {one.Why}"
 
 
 def clock_faults(ahead_seconds: float) -> Iterator[str]:
@@ -416,3 +408,7 @@ def _sink_faults(status: Status, now: datetime) -> Iterator[str]:
                 f"sink {name} has {sink.dead_letters} dead letter(s); see "
                 f"`imds-bridge outbox list --sink {name} --dead`"
             )
+    for name, count in (status.left_sinks or {}).items():
+        yield (
+            f"{count} event(s) wait for sink {name}, which is not configured; see `imds-bridge outbox move --help`"
+        )
