@@ -1,7 +1,7 @@
 """Check the health of this container's process: exit with 0 if it is healthy, else with 1 and the reason.
 
     python health.py            it runs, and every loop makes progress
-    python health.py --ready    and IMDS, or the bus, answers
+    python health.py --ready    and IMDS, or the bus, answers, and the state can be written
 
 It asks the port of `[metrics]`, or the console's own, if that is on and answers; otherwise it reads the status file.
 Role and configuration are read from the command line of process 1; --role sets it if that is another process.
@@ -34,7 +34,7 @@ def main() -> int:
     """Check once; return the exit code."""
     parser = argparse.ArgumentParser(description="Check the health of this container's process.")
     parser.add_argument("--role", choices=ROLES, default=None)
-    parser.add_argument("--ready", action="store_true", help="also check that IMDS or the bus answers")
+    parser.add_argument("--ready", action="store_true", help="also check what /readyz does")
     arguments = parser.parse_args()
     words = Path("/proc/1/cmdline").read_text(encoding="utf-8").split("\0")
     role = arguments.role or next((word for word in words if word in ROLES), ROLES[0])
