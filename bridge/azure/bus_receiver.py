@@ -42,6 +42,7 @@ from bridge.azure.servicebus import (
     mapped_errors,
 )
 from bridge.config.bus import ReceiverSettings
+from bridge.contract.status import BusStatus
 from bridge.errors import BridgeError, HungError, Unavailable
 from bridge.runtime.text import redact
 from bridge.runtime.threads import PauseWatch, Stop, report_progress
@@ -242,16 +243,16 @@ class BusReceiver:
         self._arrived: SimpleQueue[ReceivedMessage] = SimpleQueue()
         self.last_error = ""
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> BusStatus:
         """Return what the status file shows of the bus."""
         connection = self._connection
-        return {
-            "from": self._address,
-            "unsettled": len(connection.unsettled) if connection else 0,
-            "rests": connection is None and self._may_rest(connection),
-            "looked_at": iso_utc(self._looked_at) if self._looked_at else None,
-            "last_error": self.last_error or None,
-        }
+        return BusStatus(
+            from_=self._address,
+            unsettled=len(connection.unsettled) if connection else 0,
+            rests=connection is None and self._may_rest(connection),
+            looked_at=iso_utc(self._looked_at) if self._looked_at else None,
+            last_error=self.last_error or None,
+        )
 
     def receive_until(self, at: float) -> None:
         """Look at the queue at least once more, and rest from `at` (monotonic) on; the last call counts."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from bridge.contract.status import BusStatus
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReceivedMessage:
@@ -77,11 +79,8 @@ class Receiver(Protocol):
         least once, and what the caller has committed must be recognised when it comes again.
     """
 
-    def status(self) -> dict[str, Any]:
-        """Return what the status file shows: `from`, `unsettled`, `rests`, `looked_at` and `last_error`.
-
-        `looked_at` is when it last received what was there, if only nothing; it and `last_error` may be None.
-        """
+    def status(self) -> BusStatus:
+        """Return what the status file shows."""
 
     def receive_until(self, at: float) -> None:
         """Look at the queue at least once more, and rest from `at` (monotonic) on; the last call counts."""

@@ -21,6 +21,7 @@ from bridge.cli.units import find_units
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config, find_exposed, find_unreadable
 from bridge.config.values import socket_address
+from bridge.contract.status import Status
 from bridge.errors import BridgeError, ConfigError, ImdsError
 from bridge.formats.samples import make_test_event
 from bridge.formats.text import table
@@ -37,7 +38,7 @@ from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
 from bridge.service.composition import relay_settings
 from bridge.service.parts import build_sinks, sinks_of
-from bridge.service.status import SILENT_SECONDS, age_of, find_unready
+from bridge.service.status import SILENT_SECONDS, age_of, clock_faults, find_unready
 from bridge.sinks.base import Inconclusive, Sink
 
 _EPILOG = """\
@@ -82,7 +83,6 @@ def _render(findings: Sequence[Finding]) -> list[str]:
     return table(("CHECK", "RESULT", "MESSAGE"), rows)
 
 
-CLOCK_SECONDS = 30.0
 IMDS_SECONDS = 13.0  # and 2 s for instance data
 
 
@@ -187,19 +187,20 @@ def _state(folder: StateFolder) -> Finding:
     holder = folder.owner()
     if holder is None:
         return Finding(name, "ok", str(folder.path))
-    if faults := list(_faults_of_process(folder.read_status() or {})):
+    if faults := list(_faults_of_process(folder.read_status())):
         remedy = "it tries again on its own; look into its log, and restart it if the cause is gone"
         return Finding(name, "FAIL", f"{folder.path}: {holder}: {'; '.join(faults)}", remedy)
     return Finding(name, "ok", f"{folder.path}, locked by {holder}")
 
 
-def _faults_of_process(status: dict[str, Any]) -> Iterator[str]:
+def _faults_of_process(status: Status | None) -> Iterator[str]:
     """Yield why a process that runs cannot do its work; nothing is known before its first status."""
+    if status is None:
+        return
     now = datetime.now(UTC)
-    if (age_seconds := age_of(status.get("written_at"), now) or 0) > SILENT_SECONDS:
+    if (age_seconds := age_of(status.written_at, now) or 0) > SILENT_SECONDS:
         yield f"has not written its status for {age_seconds:.0f} s"
-    if status:
-        yield from find_unready(status, now)
+    yield from find_unready(status, now)
 
 
 def _find_damage(folder: StateFolder) -> str | None:
@@ -228,12 +229,12 @@ def _metrics(config: Config) -> Iterator[Finding]:
     )
     roles = [*configured_roles(config)]
     folders = [StateFolder(config.state_dir / role) for role in roles]
-    running = {one.path.name: one.read_status() or {} for one in folders if one.owner()}
+    running = {one.path.name: one.read_status() for one in folders if one.owner()}
     for role, status in running.items():
-        if error := status.get("metrics_error"):
-            yield Finding(f"metrics {role}", "FAIL", error, remedy)
-        elif address := status.get("metrics"):
-            yield Finding(f"metrics {role}", "ok", f"served on {address}")
+        if status and status.metrics_error:
+            yield Finding(f"metrics {role}", "FAIL", status.metrics_error, remedy)
+        elif status and status.metrics:
+            yield Finding(f"metrics {role}", "ok", f"served on {status.metrics}")
     if running:
         return
     family, address = socket_address(listen)
@@ -321,11 +322,8 @@ def _instance(client: ImdsClient, source: str) -> Iterator[Finding]:
 
 
 def _clock(client: ImdsClient) -> Iterator[Finding]:
-    """Warn about a clock by which commands expire, signatures are dated and locks of the bus end."""
-    ahead_seconds = client.clock_ahead_seconds
-    if ahead_seconds is not None and abs(ahead_seconds) > CLOCK_SECONDS:
-        side = "ahead of" if ahead_seconds > 0 else "behind"
-        message = f"this VM's clock is {abs(ahead_seconds):.0f} s {side} the Date of IMDS's answer"
+    """Warn about a wrong clock."""
+    for message in clock_faults(client.clock_ahead_seconds or 0):
         remedy = "set it, and see to its synchronisation with the host (chrony, w32time)"
         yield Finding("clock", "warn", message, remedy)
 

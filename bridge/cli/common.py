@@ -14,6 +14,7 @@ from typing import Any
 from bridge.config.loader import DEFAULT_PATH, load
 from bridge.config.models import Config
 from bridge.config.values import nearest
+from bridge.contract.status import to_json
 from bridge.outbox.state_dir import StateFolder
 
 OK = 0
@@ -78,8 +79,8 @@ def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 
 def json_lines(value: Any) -> list[str]:
-    """Write a value as indented JSON, in lines."""
-    return json.dumps(value, indent=2).split("\n")
+    """Write a value, which may have parts of a status, as indented JSON, in lines."""
+    return json.dumps(value, indent=2, default=to_json).split("\n")
 
 
 def load_config(arguments: argparse.Namespace) -> Config:

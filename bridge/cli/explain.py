@@ -9,6 +9,7 @@ from typing import Any
 
 from bridge.cli.common import OK, complete, json_lines, load_config, state_folder
 from bridge.config.models import Config
+from bridge.contract.status import ListenStatus
 from bridge.formats.text import format_duration, table
 from bridge.outbox import inspect
 from bridge.outbox.inspect import Fate, next_try
@@ -56,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _explain(fate: Fate, config: Config, folder: StateFolder) -> Iterator[dict[str, Any]]:
     sinks = sinks_of(config)
-    last = (folder.read_status() or {}).get("sinks", {}) if fate.waiting else {}
+    errors = inspect.last_errors(folder) if fate.waiting else {}
     for name in [*sinks, *sorted({*fate.waiting, *fate.dead} - {*sinks})]:
         why, state = "", ""
         if name not in sinks:
@@ -71,7 +72,7 @@ def _explain(fate: Fate, config: Config, folder: StateFolder) -> Iterator[dict[s
             tries, due_at = fate.waiting[name]
             at = next_try(due_at)
             failed = f", failed {tries} time(s)" * bool(tries) + f", next try at {at}" * bool(at)
-            state = f"waits for {age}{failed}: {last.get(name, {}).get('last_error') or 'no error'}"
+            state = f"waits for {age}{failed}: {errors.get(name, 'error not known') or 'no error'}"
         elif not why:
             has_begun, since = fate.filters.get(name, ("", 0))
             is_new = has_begun != repr(filter_of(sinks[name], folder.path.name))
@@ -81,8 +82,9 @@ def _explain(fate: Fate, config: Config, folder: StateFolder) -> Iterator[dict[s
 
 def _auto(event_id: str, config: Config) -> str:
     """Return what the listener's auto rules make of an event, "" if it does not know it."""
-    views = (StateFolder(config.state_dir / "listen").read_status() or {}).get("auto", ())
-    return next((one["Why"] for one in views if one["EventId"].lower() == event_id.lower()), "")
+    status = StateFolder(config.state_dir / "listen").read_status()
+    views = (status.flow.auto or ()) if status and isinstance(status.flow, ListenStatus) else ()
+    return next((one.Why or "" for one in views if (one.EventId or "").lower() == event_id.lower()), "")
 
 
 def _lines(event: dict[str, Any]) -> list[str]:

@@ -151,10 +151,9 @@ def _move(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     if arguments.target == arguments.sink:
         raise UsageError(f"outbox move: given --from and --to {arguments.sink}, expected two different sinks")
-    configured = (folder.read_status() or {}).get("sinks", {})
     moved = inspect.move(folder, arguments.sink, arguments.target)
     note = "; no running process has this sink: restart it with the new configuration"
-    note = "" if arguments.target in configured else note
+    note = "" if arguments.target in inspect.last_errors(folder) else note
     show(f"{moved} event(s) wait for {arguments.target} now{note}")
     return OK
 

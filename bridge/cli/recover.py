@@ -6,12 +6,13 @@ import argparse
 from datetime import UTC, datetime
 
 from bridge.cli.common import OK, complete, load_config
+from bridge.contract.status import ListenStatus
 from bridge.errors import UsageError
 from bridge.outbox import inspect
 from bridge.outbox.rows import REQUEST
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
-from bridge.service.status import read_status
+from bridge.service.status import read_report
 
 _EPILOG = """\
 The listener runs `recover` of its rules on its own, and repeats it while it fails. Refused while an event for which
@@ -32,13 +33,13 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     folder = StateFolder(load_config(arguments).state_dir / "listen")
-    status = read_status(folder, datetime.now(UTC))
-    owed = status.get("out_of_work") or []
+    report = read_report(folder, datetime.now(UTC))
+    owed = report.status.flow.out_of_work if isinstance(report.status.flow, ListenStatus) else ()
     if not owed:
         raise UsageError("recover: by its last status, this VM is not out of work; nothing was changed")
-    if held := [one["Why"] for one in owed if one["IsHeld"]]:
+    if held := [str(one.Why) for one in owed if one.IsHeld]:
         raise UsageError(f"recover: this VM has to stay out of work {'; '.join(held)}")
-    if not status["running"]:
+    if not report.running:
         raise UsageError(
             "recover: `imds-bridge listen` does not run; once it is started, it recovers on its own"
         )

@@ -24,7 +24,10 @@ def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `schema`."""
     command.epilog = _EPILOG
     command.add_argument(
-        "name", nargs="?", metavar="NAME", help="cloudevent (every event) or a type: approval.accepted"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="cloudevent (every event), status (of status --json) or a type",
     )
     command.add_argument("--write", type=Path, metavar="DIR", help="write all of them to DIR, one file each")
     command.set_defaults(run=_run)

@@ -11,7 +11,7 @@ from bridge.cli.common import FAILED, OK, complete, json_lines, state_folder
 from bridge.cli.units import find_units
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
-from bridge.service.status import read_status, render
+from bridge.service.status import read_report, render
 
 WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -45,12 +45,12 @@ def _run(arguments: argparse.Namespace) -> int:
         return _watch(folder)
     if not arguments.json and not arguments.check and (lines := _unit(folder)):
         show(*lines)  # also where no process has left a status
-    status = read_status(folder, datetime.now(UTC))
-    urgent = [*([] if status["running"] else render(status)[:1]), *status["urgent"]]
+    report = read_report(folder, datetime.now(UTC))
+    urgent = [*([] if report.running else render(report)[:1]), *report.urgent]
     if arguments.check:
-        show(*(urgent or ["nothing needs a person"]))
+        show(*(urgent or ["nothing needs a person"]), *report.gaps)
     else:
-        show(*(json_lines(status) if arguments.json else render(status)))
+        show(*(json_lines(report) if arguments.json else render(report)))
     return FAILED if urgent else OK
 
 
@@ -63,7 +63,7 @@ def _watch(folder: StateFolder) -> int:
     is_terminal = sys.stdout.isatty()
     try:
         while True:
-            lines = [*_unit(folder), *render(read_status(folder, datetime.now(UTC)))]
+            lines = [*_unit(folder), *render(read_report(folder, datetime.now(UTC)))]
             if is_terminal:
                 sys.stdout.write(_CLEAR)
             show(*lines, *([] if is_terminal else [""]))

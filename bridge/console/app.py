@@ -40,6 +40,7 @@ from bridge.console.live import Live
 from bridge.console.received import Received
 from bridge.console.rows import DAY, EVERY, HOUR, EventRow, Filter, ReportRow, VmRow, Where, read_filter
 from bridge.console.store import Store
+from bridge.contract.status import Status
 from bridge.contract.types import KNOWN_VALUES
 from bridge.errors import BridgeError
 from bridge.events.envelope import decode_event
@@ -88,7 +89,7 @@ class Web:
     live: Live
     ingest: Ingest
     registry: CollectorRegistry
-    status: Callable[[], dict[str, Any]]
+    status: Callable[[], Status]
     address: str = ""
     approvals: Approvals | None = None
     sessions: Sessions = field(default_factory=Sessions)
@@ -461,9 +462,9 @@ class Web:
     def _input_error(self) -> str:
         """Say why no events are received at the moment, "" if they are."""
         status = self.status()
-        if error := status["storage_error"]:
-            return f"The store cannot be written: {error}"
-        error = status["bus"] and status["bus"]["last_error"]
+        if status.storage_error:
+            return f"The store cannot be written: {status.storage_error}"
+        error = status.receiver and status.receiver.last_error
         return f"Nothing is received from Service Bus: {error}" if error else ""
 
     def _filters(

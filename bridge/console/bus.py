@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.console.received import Received, receive
 from bridge.console.writer import RETRY_AFTER_SECONDS, Writer
+from bridge.contract.status import ConsoleBus
 from bridge.errors import Unavailable
 from bridge.events.envelope import decode_event
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
@@ -63,9 +63,9 @@ class BusInput:
         if delivered:
             self._commit(delivered)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ConsoleBus:
         """Return what the status file shows of the bus."""
-        return {**self._receiver.status(), "malformed": self._refusals.count}
+        return ConsoleBus(**vars(self._receiver.status()), malformed=self._refusals.count)
 
     def _commit(self, delivered: Sequence[tuple[ReceivedMessage, Received | None]]) -> None:
         """Commit events, again and again while the store fails, and then complete their messages."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,6 +13,7 @@ from prometheus_client.registry import Collector
 from bridge.console import rows
 from bridge.console.rows import PREPARATIONS, WATCHES
 from bridge.console.store import Store
+from bridge.contract.status import Status
 from bridge.contract.types import KNOWN_VALUES
 from bridge.runtime.threads import progress_ages
 from bridge.service.metrics import describe_process
@@ -25,7 +25,7 @@ _OTHER = "other"  # what Azure may add
 class Figures(Collector):
     """Reads from the status and the store, at each scrape, how things are."""
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]], store: Store) -> None:
+    def __init__(self, status: Callable[[], Status], store: Store) -> None:
         """Prepare to read.
 
         Args:
@@ -46,17 +46,17 @@ class Figures(Collector):
             ("received", "New events that were committed."),
             ("repeated", "Events that were known."),
         ):
-            yield CounterMetricFamily(f"imds_bridge_console_{name}", text, value=status[name])
-        if bus := status["bus"]:
+            yield CounterMetricFamily(f"imds_bridge_console_{name}", text, value=getattr(status.flow, name))
+        if bus := status.receiver:
             text = "1 while messages can be received."
-            yield GaugeMetricFamily("imds_bridge_bus_connected", text, not bus["last_error"])
+            yield GaugeMetricFamily("imds_bridge_bus_connected", text, not bus.last_error)
         ages = GaugeMetricFamily(
             "imds_bridge_loop_progress_age_seconds", "Since a loop last made progress.", labels=["loop"]
         )
         for loop, seconds in progress_ages().items():
             ages.add_metric([loop], seconds)
         yield ages
-        available = not status["storage_error"]
+        available = not status.storage_error
         try:
             with self._store.reading() as store:
                 events, counted = rows.count_types(store), rows.count_vms(store)

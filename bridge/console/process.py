@@ -8,7 +8,7 @@ import socket
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -27,6 +27,7 @@ from bridge.console.metrics import Figures, new_registry
 from bridge.console.rows import DAY
 from bridge.console.store import Store
 from bridge.console.writer import Writer
+from bridge.contract.status import ConsoleStatus, Status
 from bridge.errors import StateError, UsageError
 from bridge.imds.instance import Vm
 from bridge.outbox.state_dir import StateFolder
@@ -170,23 +171,31 @@ class Console:
         self._store.close()
         self._folder.release()
 
-    def status(self, *, running: bool = True) -> dict[str, Any]:
+    def status(self, *, running: bool = True) -> Status:
         """Return what the status file shows."""
-        return {
-            "version": __version__,
-            "role": "console",
-            "pid": os.getpid(),
-            "running": running,
-            "url": self.address,
-            "started_at": iso_utc(self._started_at),
-            "written_at": iso_utc(self._clock.now()),
-            "storage_error": self.writer.error or None,
-            "received": self.writer.received,
-            "repeated": self.writer.repeated,
-            "last_event_at": iso_utc(self.writer.last_received_at) if self.writer.last_received_at else None,
-            "bus": self.bus.status() if self.bus else None,
-            "sinks": {},
-        }
+        last_event_at = self.writer.last_received_at
+        return Status(
+            version=__version__,
+            role="console",
+            pid=os.getpid(),
+            running=running,
+            written_at=iso_utc(self._clock.now()),
+            storage_error=self.writer.error or None,
+            metrics=getattr(self._metrics, "address", ""),
+            metrics_error=getattr(self._metrics, "error", None),
+            kept_log=None,
+            identity_error=None,
+            left_sinks={},
+            sinks={},
+            flow=ConsoleStatus(
+                url=self.address,
+                started_at=iso_utc(self._started_at),
+                received=self.writer.received,
+                repeated=self.writer.repeated,
+                last_event_at=iso_utc(last_event_at) if last_event_at else None,
+                bus=self.bus.status() if self.bus else None,
+            ),
+        )
 
     def _serve(self) -> None:
         try:
@@ -200,9 +209,7 @@ class Console:
             return None
         from bridge.service.metrics import MetricsServer  # noqa: PLC0415 - few consoles need it
 
-        return MetricsServer(
-            config.metrics.listen, role="console", registry=registry, collector=None, clock=self._clock
-        )
+        return MetricsServer(config.metrics.listen, role="console", registry=registry, clock=self._clock)
 
     def _bus_input(self) -> BusInput | None:
         if self.settings.bus is None:

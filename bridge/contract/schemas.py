@@ -10,8 +10,8 @@ from pathlib import Path
 from bridge.contract.types import EVENT_NAMES, TYPE_PREFIX
 from bridge.errors import UsageError
 
-CLOUDEVENT = "cloudevent"
-NAMES = (*EVENT_NAMES, CLOUDEVENT)
+CLOUDEVENT, STATUS = "cloudevent", "status"
+NAMES = (*EVENT_NAMES, CLOUDEVENT, STATUS)
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDER = next(folder for folder in (_PACKAGE / "schemas", _PACKAGE.parent / "schemas") if folder.is_dir())
@@ -26,7 +26,7 @@ def schema(name: str) -> bytes:
     """Return the content of one schema file.
 
     Args:
-        name: `cloudevent`, or a type such as `scheduledevent.started`, with or without `io.imdsbridge.` and `.v1`.
+        name: `cloudevent`, `status`, or a type such as `scheduledevent.started`, also with `io.imdsbridge.`, `.v1`.
 
     Raises:
         UsageError: the type does not exist.

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime
 from http import HTTPStatus
 from http.client import (
     HTTP_PORT,
@@ -102,7 +101,7 @@ class ImdsClient:
         self._first: socket.socket | None = None  # with the first request, which turns the service on
         self._fallback: Fallback | None = None
         self._late_seconds = LATE_SECONDS
-        self._dated: tuple[str, datetime] | None = None
+        self._dated = ("", 0.0)  # and when it came, monotonic
         self.base = ""
 
     def document(
@@ -180,10 +179,11 @@ class ImdsClient:
 
     @property
     def clock_ahead_seconds(self) -> float | None:
-        """How far this VM's clock is ahead of the `Date` of IMDS's last good answer; None if it had none."""
-        date, at = self._dated or ("", None)
+        """How far this VM's clock is ahead of IMDS's now, by the last good answer's `Date`; None if it had none."""
+        date, at = self._dated
         sent = parse_http_date(date)
-        return (at - sent).total_seconds() if at and sent else None
+        since = self.clock.monotonic() - at
+        return round(self.clock.wall() - sent.timestamp() - since, 1) if sent else None
 
     def close(self) -> None:
         """Close the connection; a later call opens a new one."""
@@ -241,7 +241,7 @@ class ImdsClient:
             self._late_seconds = LATE_SECONDS
         if answer.status != HTTPStatus.OK:
             raise _refusal(answer, body, self.base)
-        self._dated = answer.fields.get("date", ""), self.clock.now()
+        self._dated = answer.fields.get("date", ""), self.clock.monotonic()
         return body
 
     def _exchange(

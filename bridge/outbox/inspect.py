@@ -64,7 +64,7 @@ def waiting(folder: StateFolder, sink: str | None, limit: int, now: datetime) ->
 
     Each has its age in seconds, how often it failed in a row and when it is tried again, and the sink's last error.
     """
-    sinks = (folder.read_status() or {}).get("sinks", {})
+    errors = last_errors(folder)
     return [
         {
             **dict(zip(("sink", "seq", "id", "type"), row, strict=True)),
@@ -72,10 +72,17 @@ def waiting(folder: StateFolder, sink: str | None, limit: int, now: datetime) ->
             "age_seconds": max(0, round(now.timestamp() - at)),
             "tries": tries,
             "next_try_at": next_try(due_at),
-            "last_error": sinks.get(row[0], {}).get("last_error"),
+            "last_error": errors.get(row[0]),
         }
         for *row, at, body, tries, due_at in _rows(folder, "list-waiting", sink, limit)
     ]
+
+
+def last_errors(folder: StateFolder) -> dict[str, str | None]:
+    """Return the last error of each sink by the last status, if that is known."""
+    status = folder.read_status()
+    sinks = (status and status.sinks) or {}
+    return {name: None if sink.last_error is None else str(sink.last_error) for name, sink in sinks.items()}
 
 
 def next_try(due_at: float | None) -> str | None:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
+from bridge.contract.status import Status, from_json, to_json
 from bridge.errors import StateError
 from bridge.runtime.json import BoundedDecoder, Json, read_object
 
@@ -118,13 +118,13 @@ class StateFolder:
             with contextlib.suppress(OSError):
                 _rename(path, path.with_name(path.name.replace(DAMAGED_FILE, SALVAGED_FILE)))
 
-    def write_status(self, status: dict[str, Any]) -> None:
+    def write_status(self, status: Status) -> None:
         """Replace what the `status` command shows.
 
         Raises:
             OSError: the disk does not allow it.
         """
-        body = json.dumps(status).encode()
+        body = json.dumps(status, default=to_json).encode()
         body += b" " * (-len(body) % STATUS_BLOCK_BYTES)
         path, temporary = self.path / STATUS, self.path / f"{STATUS}.new"
         try:
@@ -139,22 +139,22 @@ class StateFolder:
                 file.write(body)
                 file.truncate()
 
-    def read_status(self) -> dict[str, Any] | None:
+    def read_status(self) -> Status | None:
         """Return what was last written, None if nothing readable was."""
         try:
             return self.load_status()
         except (OSError, ValueError):
             return None
 
-    def load_status(self) -> dict[str, Any]:
-        """Return what was last written.
+    def load_status(self) -> Status:
+        """Return what was last written, by a process of any version.
 
         Raises:
             OSError: it cannot be read.
             ValueError: it is not a status.
         """
-        with (self.path / STATUS).open("rb") as file:
-            return read_object(file.read(MAX_STATUS_BYTES + 1), max_bytes=MAX_STATUS_BYTES, decoder=_decoder)
+        body = (self.path / STATUS).read_bytes()
+        return from_json(read_object(body, max_bytes=MAX_STATUS_BYTES, decoder=_decoder), self.path.name)
 
     def write_last_good(self, text: str) -> None:
         """Keep the time of the last usable answer; a text has always the same length."""

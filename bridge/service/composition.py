@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bridge.config.models import Config, find_exposed
 from bridge.config.sinks import SinkSettings
+from bridge.contract.status import RelayStatus
 from bridge.errors import UsageError
 from bridge.imds.instance import approval_session
 from bridge.runtime import log as logs
@@ -123,7 +124,7 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
     listener = Listener(parts, settings, bus, dry_run=dry_run)
     return Flow(
         loops={"decide": listener.run, **({"commands": bus.run} if bus else {})},
-        status=lambda: {**listener.status(), "commands": bus.status() if bus else None},
+        status=listener.status,
     )
 
 
@@ -134,4 +135,6 @@ def _relay(parts: Parts, settings: RelaySettings) -> Flow:
     settled = Stop()
     receiver = BusReceiver(settings, what="events", clock=parts.clock, stop=settled)
     relay = Relay(parts, receiver, settled)
-    return Flow(loops={"relay": relay.run, "events": receiver.run}, status=lambda: {"relay": relay.status()})
+    return Flow(
+        loops={"relay": relay.run, "events": receiver.run}, status=lambda: RelayStatus(relay=relay.status())
+    )

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Literal
 
+from bridge.contract.status import SinkStatus
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.events.model import StoredEvent
 from bridge.events.urgency import Now, not_before
@@ -105,8 +106,8 @@ class Dispatcher:
         self._stop_when_drained = True
         self.begin_drain()
 
-    def status(self) -> dict[str, Any]:
-        """Return how the sink is, for the status file."""
+    def status(self, dead_letters: int = 0) -> SinkStatus:
+        """Return how the sink is, for the status file; it does not count its dead letters itself."""
         failures = self._course.failures or self._queue.failures()
         backlog, since = self.outbox.backlog(self.name)
         # What is held, or what a program is busy with, does not wait.
@@ -114,16 +115,17 @@ class Dispatcher:
         waits_from = now if self.sink.is_at_work else max(since or now, held_until)
         waits_seconds = since and max(0.0, round(now - waits_from, 1))
         retry_at = self.clock.wall() - now + (self._retry_at if failures else math.inf)
-        return {
-            "state": self._health.state(is_failing=failures > 0),
-            "backlog": backlog,
-            "oldest_waits_seconds": waits_seconds,
-            "is_held": now < held_until < math.inf,
-            "notice_until": self._notice_until() if (waits_seconds or 0) > NOTICE_WAIT_SECONDS else None,
-            "failures": failures,
-            "next_retry_at": iso_utc(datetime.fromtimestamp(retry_at, UTC)) if retry_at < math.inf else None,
+        return SinkStatus(
+            state=self._health.state(is_failing=failures > 0),
+            backlog=backlog,
+            oldest_waits_seconds=waits_seconds,
+            is_held=now < held_until < math.inf,
+            notice_until=self._notice_until() if (waits_seconds or 0) > NOTICE_WAIT_SECONDS else None,
+            failures=failures,
+            next_retry_at=iso_utc(datetime.fromtimestamp(retry_at, UTC)) if retry_at < math.inf else None,
+            dead_letters=dead_letters,
             **self._health.last,
-        }
+        )
 
     def _notice_until(self) -> str | None:
         """Return the NotBefore of the most urgent notice that has waited for longer than NOTICE_WAIT_SECONDS.

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from bridge.contract.status import ForwardStatus
 from bridge.errors import ImdsError
 from bridge.events.builder import GapCause
 from bridge.events.model import CloudEvent
@@ -128,19 +129,20 @@ class Forwarder:
             return max(self._poll_seconds, error.retry_after_seconds or 0.0) if is_throttled else None
         return None
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ForwardStatus:
         """Return what the status file shows."""
         document, good_time = self._watch.document, self._reachability.good_time
-        return {
-            "vm": self._identity.vm.name if self._identity.vm else None,
-            "imds": self._parts.imds.base or self._parts.config.imds.endpoint,
-            "version_error": self._parts.imds.version_error,
-            "last_error": self._reachability.last_error or None,
-            "failed_share": round(self._reachability.failed_share, 2),
-            "last_good_at": iso_utc(good_time) if good_time else None,
-            "document": document.raw if document else None,
-            "missing": [missing.event.raw for missing in self._watch.missing.values()],
-        }
+        return ForwardStatus(
+            vm=self._identity.vm.name if self._identity.vm else None,
+            imds=self._parts.imds.base or self._parts.config.imds.endpoint,
+            version_error=self._parts.imds.version_error,
+            clock_ahead_seconds=self._parts.imds.clock_ahead_seconds,
+            last_error=self._reachability.last_error or None,
+            failed_share=round(self._reachability.failed_share, 2),
+            last_good_at=iso_utc(good_time) if good_time else None,
+            document=document.raw if document else None,
+            missing=[missing.event.raw for missing in self._watch.missing.values()],
+        )
 
     # A usable answer
 

@@ -34,6 +34,7 @@ from bridge.approvals.step import answer, step
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets
+from bridge.contract.status import AutoStatus, ListenStatus, OutOfWork
 from bridge.formats.text import format_relative
 from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, is_among
@@ -141,28 +142,30 @@ class Listener:
         name = self._identity.vm.name if self._identity.vm else ""
         return Rules(settings=self.settings, vm_name=name, boot=self._boot, is_dry_run=self.dry_run)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ListenStatus:
         """Return what the status file shows of the listener."""
         reading, state, now = self._approver.reading, self._state, self._clock.now()
-        return {
-            "vm": self._identity.vm.name if self._identity.vm else None,
-            "imds": self.parts.imds.base,
-            "version_error": self.parts.imds.version_error,
-            "last_error": self._last_error or None,
-            "last_good_at": iso_utc(reading.good_time) if reading.good_time else None,
-            "waiting_commands": len(self._pending),
-            "dry_run": self.dry_run,
-            "out_of_work": [
-                {
-                    "Since": iso_utc(one.since),
-                    "Why": one.why,
-                    "IsHeld": bool(one.held_by),
-                    "NeedsPerson": bool(one.told),
-                }
+        return ListenStatus(
+            vm=self._identity.vm.name if self._identity.vm else None,
+            imds=self.parts.imds.base,
+            version_error=self.parts.imds.version_error,
+            clock_ahead_seconds=self.parts.imds.clock_ahead_seconds,
+            last_error=self._last_error or None,
+            last_good_at=iso_utc(reading.good_time) if reading.good_time else None,
+            waiting_commands=len(self._pending),
+            dry_run=self.dry_run,
+            out_of_work=[
+                OutOfWork(
+                    Since=iso_utc(one.since),
+                    Why=one.why,
+                    IsHeld=bool(one.held_by),
+                    NeedsPerson=bool(one.told),
+                )
                 for one in state.owed.values()
             ],
-            "auto": [_shown(one, now) for one in state.events.values() if one.verdict.why],
-        }
+            auto=[_shown(one, now) for one in state.events.values() if one.verdict.why],
+            commands=self.receiver.status() if self.receiver else None,
+        )
 
     @property
     def _last_error(self) -> str:
@@ -175,7 +178,7 @@ class Listener:
         if self.receiver is None:
             return {}
         status = self.receiver.status()
-        return {"LookedAt": status["looked_at"], "LookError": status["last_error"]}
+        return {"LookedAt": status.looked_at, "LookError": status.last_error}
 
     def _await_commands(self, document: Document | None) -> None:
         """Have commands received while one could be approved or is open, and for a while after that."""
@@ -569,11 +572,11 @@ def _reason(one: EventState) -> str:
     return f"{why} behind {', '.join(behind.resources)}" if behind else why
 
 
-def _shown(one: EventState, now: datetime) -> dict[str, Any]:
+def _shown(one: EventState, now: datetime) -> AutoStatus:
     """Return what the status file shows of what the auto rules make of an event."""
     why, behind = _reason(one), one.verdict.behind
     if behind:
         starts = behind.not_before
         when = f", {format_relative((starts - now).total_seconds())}" if starts else ""
         why += f" ({behind.raw.get('EventType')}{when})"
-    return {"EventId": one.event.event_id, "Why": why, "NeedsPerson": one.run in one.failed}
+    return AutoStatus(EventId=one.event.event_id, Why=why, NeedsPerson=one.run in one.failed)

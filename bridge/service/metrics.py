@@ -36,17 +36,18 @@ from prometheus_client.registry import Collector
 
 from bridge import __version__
 from bridge.config.values import addresses, socket_address
+from bridge.contract.status import ForwardStatus, ListenStatus, SinkStatus, Status, VmStatus
 from bridge.contract.types import KNOWN_VALUES, LOSS_REASONS, RECEIPT_REASONS, TYPE_PREFIX
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
 from bridge.imds.document import is_among, read_document
+from bridge.outbox.outbox import Outbox
 from bridge.runtime.threads import progress_ages, stalled_threads
 from bridge.runtime.time import Clock, parse_iso
 from bridge.service.status import age_of, find_unready
 
 log = logging.getLogger(__name__)
 
-Status = Mapping[str, Any]
 M = TypeVar("M", Counter, Histogram)
 
 POLL_RESULTS = ("answered", "unanswered", "refused", "throttled")
@@ -66,14 +67,14 @@ _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 _OTHER = "other"  # what Azure may add to its values
 _EVENT_TYPES = (*KNOWN_VALUES["EventType"], _OTHER)
 _STATUSES = ("Scheduled", "Started", "Advisory", _OTHER)
-_SINK_GAUGES: Mapping[str, tuple[str, Callable[[Any], float]]] = {
-    "backlog_events": ("Events that wait for a sink.", lambda sink: sink["backlog"]),
+_SINK_GAUGES: Mapping[str, tuple[str, Callable[[SinkStatus], float]]] = {
+    "backlog_events": ("Events that wait for a sink.", lambda sink: sink.backlog or 0),
     "oldest_waiting_seconds": (
         "How long the oldest event has waited.",
-        lambda sink: sink["oldest_waits_seconds"] or 0,
+        lambda sink: sink.oldest_waits_seconds or 0,
     ),
-    "dead_letters": ("Events that were given up.", lambda sink: sink["dead_letters"]),
-    "sink_up": ("1 while a sink accepts events.", lambda sink: sink["state"] == "ok"),
+    "dead_letters": ("Events that were given up.", lambda sink: sink.dead_letters or 0),
+    "sink_up": ("1 while a sink accepts events.", lambda sink: sink.state == "ok"),
 }
 
 
@@ -219,14 +220,16 @@ class Meter:
 class StatusCollector(Collector):
     """Reads from the status, at each scrape, how things are."""
 
-    def __init__(self, status: Callable[[], Status], clock: Clock) -> None:
+    def __init__(self, status: Callable[[], Status], outbox: Outbox, clock: Clock) -> None:
         """Prepare to read.
 
         Args:
             status: returns what the status file shows.
+            outbox: of the process.
             clock: for ages.
         """
         self._status = status
+        self._outbox = outbox
         self._clock = clock
         self._began_at = clock.now()
 
@@ -234,48 +237,51 @@ class StatusCollector(Collector):
         """Yield the gauges of this moment."""
         status = self._status()
         now = self._clock.now()
-        yield _single(
-            "storage_available", "0 while the state cannot be written.", not status["storage_error"]
-        )
-        text, errors = "Failed attempts to use the state.", status["storage_errors"]
+        yield _single("storage_available", "0 while the state cannot be written.", not status.storage_error)
+        text, errors = "Failed attempts to use the state.", self._outbox.storage_errors
         yield CounterMetricFamily("imds_bridge_storage_errors", text, value=errors)
-        yield _single("outbox_bytes", "Size of the events and records in the outbox.", status["outbox_bytes"])
+        text = "Size of the events and records in the outbox."
+        yield _single("outbox_bytes", text, self._outbox.size_bytes())
         text = "Since a loop last made progress."
         yield _gauge("loop_progress_age_seconds", text, ("loop",), progress_ages())
         text = "0 while this VM's instance data cannot be read."
-        yield _single("instance_data_available", text, not status["identity_error"])
-        if status["role"] == "forward":  # it tells about IMDS for this VM
-            yield from _of_imds(status, now, self._began_at)
-        if receiver := status.get("commands") or status.get("relay"):
+        yield _single("instance_data_available", text, not status.identity_error)
+        flow = status.flow
+        if isinstance(flow, ForwardStatus):  # it tells about IMDS for this VM
+            yield from _of_imds(flow, now, self._began_at)
+        if isinstance(flow, VmStatus) and flow.clock_ahead_seconds is not None:
+            text = "How far this VM's clock is ahead of IMDS's, negative if it is behind."
+            yield _single("clock_ahead_seconds", text, flow.clock_ahead_seconds or 0)
+        if receiver := status.receiver:
             text = "1 while messages can be received, 0 once that fails repeatedly."
-            yield _single("bus_connected", text, not receiver["last_error"])
-            if looked_at := parse_iso(receiver["looked_at"]):
+            yield _single("bus_connected", text, not receiver.last_error)
+            if looked_at := parse_iso(receiver.looked_at):
                 text = "When what was on the bus was last received, if only nothing."
                 yield _single("bus_looked_timestamp_seconds", text, looked_at.timestamp())
-        if "waiting_commands" in status:
-            yield _single("waiting_commands", "Commands without a decision.", status["waiting_commands"])
-        if "out_of_work" in status:
-            ages = [0.0, *(age_of(one["Since"], now) or 0.0 for one in status["out_of_work"])]
+        if isinstance(flow, ListenStatus):
+            yield _single("dry_run", "1 for listen --dry-run, which approves nothing.", bool(flow.dry_run))
+            yield _single("waiting_commands", "Commands without a decision.", flow.waiting_commands or 0)
+            ages = [0.0, *(age_of(one.Since, now) or 0.0 for one in flow.out_of_work or ())]
             text = "Since a program took this VM out of work that is not put back; 0 while it works."
             yield _single("out_of_work_seconds", text, max(ages))
-        yield from _of_sinks(status["sinks"], now)
+        yield from _of_sinks(status.sinks or {}, now)
         yield _gauge(
             "unconfigured_backlog_events",
             "Events that wait for a sink that is not configured.",
-            *(("sink",), status["left_sinks"]),
+            *(("sink",), status.left_sinks or {}),
         )
 
 
-def _of_imds(status: Status, now: datetime, began_at: datetime) -> Iterator[Metric]:
-    age_seconds = max(0.0, (now - (parse_iso(status["last_good_at"]) or began_at)).total_seconds())
+def _of_imds(flow: ForwardStatus, now: datetime, began_at: datetime) -> Iterator[Metric]:
+    age_seconds = max(0.0, (now - (parse_iso(flow.last_good_at) or began_at)).total_seconds())
     text = "Since IMDS's last valid answer, or the start if there was none."
     yield _single("imds_last_good_answer_age_seconds", text, age_seconds)
-    if not (document := status.get("document")):
+    if not (document := flow.document):
         return
     if isinstance(incarnation := document.get("DocumentIncarnation"), int):
         yield _single("document_incarnation", "DocumentIncarnation of the document.", incarnation)
     yield _events(document)
-    vm, due = status["vm"] or "", now + timedelta(seconds=IMMINENT_SECONDS)
+    vm, due = flow.vm or "", now + timedelta(seconds=IMMINENT_SECONDS)
     own = [one for one in read_document(document).events.values() if is_among(vm, one.resources)]
     types = [event.raw.get("EventType") for event in own if (event.not_before or now) <= due]
     imminent = Tally(_known(one, _EVENT_TYPES) for one in types)
@@ -297,18 +303,18 @@ def _known(value: object, known: Iterable[str]) -> str:
     return value if isinstance(value, str) and value in known else _OTHER
 
 
-def _of_sinks(sinks: Mapping[str, Any], now: datetime) -> Iterator[Metric]:
+def _of_sinks(sinks: Mapping[str, SinkStatus], now: datetime) -> Iterator[Metric]:
     for name, (text, value) in _SINK_GAUGES.items():
         yield _gauge(name, text, ("sink",), {sink: value(shown) for sink, shown in sinks.items()})
     notices = {
         name: (until - now).total_seconds()
         for name, sink in sinks.items()
-        if (until := parse_iso(sink.get("notice_until")))
+        if (until := parse_iso(sink.notice_until))
     }
     text = "Until the NotBefore of the most urgent notice that waits; absent if none does."
     yield _gauge("undelivered_notice_seconds", text, ("sink",), notices)
     retries = {
-        name: max(0.0, (at - now).total_seconds()) if (at := parse_iso(sink["next_retry_at"])) else 0.0
+        name: max(0.0, (at - now).total_seconds()) if (at := parse_iso(sink.next_retry_at)) else 0.0
         for name, sink in sinks.items()
     }
     yield _gauge("next_retry_seconds", "Until the next try, 0 if none is due.", ("sink",), retries)
@@ -334,7 +340,6 @@ class MetricsServer:
         listen: the address, as configured; port 0 takes a free one.
         role: which process it is; a health check may reach another one on the same port.
         registry: has the metrics of what happens.
-        collector: reads the metrics of how things are from the status; None if the registry has them.
         clock: for ages.
 
     Attributes:
@@ -345,7 +350,6 @@ class MetricsServer:
     _: KW_ONLY
     role: str
     registry: CollectorRegistry
-    collector: Callable[[Callable[[], Status], Clock], Collector] | None = StatusCollector
     clock: Clock
     error: str | None = None
     _server: ThreadingWSGIServer | None = None
@@ -360,16 +364,17 @@ class MetricsServer:
         """The address and port in use, "" if there is none."""
         return f"{self.listen.rpartition(':')[0]}:{self.port}" if self._server else ""
 
-    def start(self, status: Callable[[], Status], last: str = "") -> None:
+    def start(self, status: Callable[[], Status], outbox: Outbox | None = None, last: str = "") -> None:
         """Serve until `close`; if the address cannot be used, only note and log that: events matter more.
 
         Args:
             status: returns what the status file shows.
+            outbox: of the process; without one, the registry has the metrics of how things are.
             last: where an earlier run of this process served, which `forward` does not insist on.
         """
         self._status = status
-        if self.collector:
-            self.registry.register(self.collector(status, self.clock))
+        if outbox:
+            self.registry.register(StatusCollector(status, outbox, self.clock))
         for address in addresses(self.listen, "" if self.role == "forward" else last):
             try:
                 self._server = _serve(address, self._answer)

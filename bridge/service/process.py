@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bridge import __version__
+from bridge.contract.status import FlowStatus, Status
 from bridge.errors import BridgeError, Incomplete
 from bridge.outbox.sqlite import kept_log
 from bridge.outbox.state_dir import try_to_write
@@ -41,7 +42,7 @@ class Flow:
     """
 
     loops: Mapping[str, Callable[[], None]]
-    status: Callable[[], dict[str, Any]]
+    status: Callable[[], FlowStatus]
     faults: Callable[[], list[str]] | None = None
 
 
@@ -89,8 +90,8 @@ class Process:
             raise
         senders = [start_thread(f"sink-{one.name}", one.run) for one in self._dispatchers]
         if self._parts.metrics:
-            last = self._parts.folder.read_status() or {}
-            self._parts.metrics.start(self._full_status, last.get("metrics", ""))
+            last = self._parts.folder.read_status()
+            self._parts.metrics.start(self._status, self._outbox, (last and last.metrics) or "")
         signal = self._watch_over([*loops, *senders])
         undelivered = self._end(loops, senders, why=signal)
         if self._flow.faults and (faults := [*self._flow.faults(), *undelivered]):
@@ -210,32 +211,25 @@ class Process:
 
     # The status
 
-    def _status(self, *, running: bool = True) -> dict[str, Any]:
+    def _status(self, *, running: bool = True) -> Status:
         dead = self._outbox.dead_letter_counts()
-        return {
-            "version": __version__,
-            "role": self._parts.role,
-            "pid": os.getpid(),
-            "running": running,
-            "written_at": iso_utc(self._clock.now()),
-            "storage_error": self._outbox.storage_error or self._trial_error,
-            "metrics": getattr(self._parts.metrics, "address", ""),
-            "metrics_error": getattr(self._parts.metrics, "error", None),
-            "kept_log": kept_log(self._parts.folder.database),
-            "identity_error": self._parts.identity.last_error or None,
-            "left_sinks": self._outbox.left_sinks(),
-            **self._flow.status(),
-            "sinks": {
-                one.name: {**one.status(), "dead_letters": dead.get(one.name, 0)} for one in self._dispatchers
-            },
-        }
+        return Status(
+            version=__version__,
+            role=self._parts.role,
+            pid=os.getpid(),
+            running=running,
+            written_at=iso_utc(self._clock.now()),
+            storage_error=self._outbox.storage_error or self._trial_error,
+            metrics=getattr(self._parts.metrics, "address", ""),
+            metrics_error=getattr(self._parts.metrics, "error", None),
+            kept_log=kept_log(self._parts.folder.database),
+            identity_error=self._parts.identity.last_error or None,
+            left_sinks=self._outbox.left_sinks(),
+            sinks={one.name: one.status(dead.get(one.name, 0)) for one in self._dispatchers},
+            flow=self._flow.status(),
+        )
 
-    def _full_status(self) -> dict[str, Any]:
-        """Return what the status file would show now, and what only metrics show."""
-        sizes = {"outbox_bytes": self._outbox.size_bytes(), "storage_errors": self._outbox.storage_errors}
-        return {**self._status(), **sizes}
-
-    def _write_status(self, status: dict[str, Any]) -> None:
+    def _write_status(self, status: Status) -> None:
         """Replace the status file and the supervisor's line."""
         if self._supervisor.is_there:
             from bridge.service.status import headline  # noqa: PLC0415 - only a supervisor needs it

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from datetime import datetime
 from itertools import islice
-from typing import Any
 
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
+from bridge.contract.status import RelayBus
 from bridge.events.envelope import EXPECTED, event_key, read_event
 from bridge.events.model import StoredEvent
 from bridge.outbox.rows import DONE
@@ -70,16 +70,16 @@ class Relay:
         self._commit(list(islice(self._receiver.messages(wait_seconds), BATCH_EVENTS)))
         self._complete()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> RelayBus:
         """Return what the status file shows of the relay."""
-        return {
-            **self._receiver.status(),
-            "relayed": self._relayed,
-            "repeated": self._repeated,
-            "malformed": self._refusals.count,
-            "uncompleted": len(self._uncompleted),
-            "last_event_at": iso_utc(self._last_event_at) if self._last_event_at else None,
-        }
+        return RelayBus(
+            **vars(self._receiver.status()),
+            relayed=self._relayed,
+            repeated=self._repeated,
+            malformed=self._refusals.count,
+            uncompleted=len(self._uncompleted),
+            last_event_at=iso_utc(self._last_event_at) if self._last_event_at else None,
+        )
 
     def _commit(self, messages: list[ReceivedMessage]) -> None:
         """Commit the new events, count the repeated ones, and dead-letter messages that are not events."""

@@ -5,18 +5,34 @@ It is read from the file that the process replaces; IMDS is never asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
+from bridge.contract.status import (
+    NOT_KNOWN,
+    BusStatus,
+    ConsoleStatus,
+    FlowStatus,
+    ForwardStatus,
+    ListenStatus,
+    RelayBus,
+    RelayStatus,
+    SinkStatus,
+    Status,
+    VmStatus,
+    not_known,
+)
 from bridge.errors import UsageError
 from bridge.formats.text import format_duration, format_relative, table
-from bridge.imds.document import ScheduledEvent, read_document
+from bridge.imds.document import Document, ScheduledEvent, read_document
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import iso_utc, parse_iso
 
 # How old IMDS's last good answer may be: one request that hangs, and then a good one, still fits.
 IMDS_SECONDS = 30.0
+CLOCK_SECONDS = 30.0
 BACKLOG_SECONDS = 300.0
 FAILED_SHARE = 0.5
 _BROKEN_SINKS = {"misconfigured", "gone", "rejecting"}
@@ -26,54 +42,54 @@ NOTICE_SECONDS = 300.0
 SILENT_SECONDS = 12.0
 
 _RESPONSE_TEXTS = {
-    "gone": "NOT RESPONDING: the process is gone without a stop, last updated {age} ago",
-    "silent": "NOT RESPONDING: {holder} has not written for {age}; it hangs, or cannot write to the state folder",
-    "stopped": "NOT RUNNING: stopped {age} ago",
+    "gone": "NOT RESPONDING: the process is gone without a stop, last updated {ago}",
+    "silent": "NOT RESPONDING: {report.holder} last wrote {ago}; it hangs, or cannot write to the state folder",
+    "stopped": "NOT RUNNING: stopped {ago}",
 }
+Response = Literal["ok", "gone", "silent", "stopped"]
 
 
-def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
-    """Read the status that the process last wrote; add `response`, `running`, its age and each event's countdown.
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A status, and what follows from it now; in JSON, the fields of `status` stand beside the others.
 
-    `response` is "ok", "gone" (without a stop), "silent" or "stopped"; `urgent` is what needs a person.
+    Attributes:
+        status: what the process wrote last.
+        response: "ok", "gone" (without a stop), "silent" or "stopped".
+        holder: who holds the state folder, None for nobody.
+        running: whether the response is "ok".
+        age_seconds: since the status was written, None if that is not known.
+        events: those of the document, with their countdowns.
+        urgent: what needs a person.
+        not_known: the fields that the process did not write.
+    """
+
+    status: Status
+    response: Response
+    holder: str | None
+    running: bool
+    age_seconds: float | None
+    events: Sequence[Mapping[str, Any]]
+    urgent: Sequence[str]
+    not_known: Sequence[str]
+
+    @property
+    def gaps(self) -> list[str]:
+        """The line that names what is not known, if anything is."""
+        names = ", ".join(self.not_known)
+        return [f"NOT KNOWN, as a process of another version wrote the status: {names}"] if names else []
+
+
+def read_report(folder: StateFolder, now: datetime) -> Report:
+    """Read the status that the process last wrote.
 
     Raises:
         UsageError: there is no status to read; the text says why.
     """
     holder = folder.owner()
-    status = _read(folder, holder)
-    try:
-        shown = _complete(status, holder, now)
-        shown["urgent"] = find_urgent(status, now)
-        render(shown)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"no status in {folder.path}: it is damaged ({error!r}); a running process replaces it within 5 s"
-        ) from error
-    return shown
-
-
-def _complete(status: dict[str, Any], holder: str | None, now: datetime) -> dict[str, Any]:
-    age_seconds = age_of(status.get("written_at"), now)
-    if holder:
-        response = "ok" if age_seconds is not None and age_seconds <= SILENT_SECONDS else "silent"
-    else:
-        response = "gone" if status.get("running") else "stopped"
-    document = read_document(status["document"]) if status.get("document") else None
-    return {
-        **status,
-        "role": status["role"],
-        "response": response,
-        "holder": holder,
-        "running": response == "ok",
-        "age_seconds": age_seconds,
-        "events": [_event(event, now) for event in document.events.values()] if document else [],
-    }
-
-
-def _read(folder: StateFolder, holder: str | None) -> dict[str, Any]:
     try:
         status = folder.load_status()
+        document = document_of(status)
     except FileNotFoundError:
         why = (
             f"{holder} runs, but cannot write there, or has just started"
@@ -85,11 +101,34 @@ def _read(folder: StateFolder, holder: str | None) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         why = f"it cannot be read: {error}; a running process replaces it within 5 s"
     else:
-        return status
+        age_seconds = age_of(status.written_at, now)
+        is_silent = (age_seconds or 0) > SILENT_SECONDS
+        without_holder: Response = "gone" if status.running else "stopped"
+        response: Response = ("silent" if is_silent else "ok") if holder else without_holder
+        return Report(
+            status=status,
+            response=response,
+            holder=holder,
+            running=response == "ok",
+            age_seconds=age_seconds,
+            events=[_event(event, now) for event in document.events.values()] if document else [],
+            urgent=find_urgent(status, now),
+            not_known=[*not_known(status)],
+        )
     raise UsageError(f"no status in {folder.path}: {why}")
 
 
-def age_of(text: str | None, now: datetime) -> float | None:
+def document_of(status: Status) -> Document | None:
+    """Return IMDS's last document, None if there is none or the process keeps none.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    raw = status.flow.document if isinstance(status.flow, ForwardStatus) else None
+    return read_document(raw) if raw else None
+
+
+def age_of(text: object, now: datetime) -> float | None:
     """Return the seconds since an instant of the status file, None if it has none."""
     instant = parse_iso(text)
     return round((now - instant).total_seconds(), 1) if instant else None
@@ -104,84 +143,95 @@ def _event(event: ScheduledEvent, now: datetime) -> dict[str, Any]:
     }
 
 
-def render(status: dict[str, Any]) -> list[str]:
+def render(report: Report) -> list[str]:
     """Write the status for a person, in lines."""
-    events = [*_events(status), *_auto(status)]
-    urgent = ["", "NEEDS A PERSON:", *status["urgent"]] if status["urgent"] else []
-    return [*_head(status), "", *events, *([""] if events else ()), *_sinks(status), *urgent]
+    events = [*_events(report), *_auto(report.status.flow)]
+    urgent = ["", "NEEDS A PERSON:", *report.urgent] if report.urgent else []
+    gaps = ["", *report.gaps] if report.gaps else []
+    return [*_head(report), "", *events, *([""] if events else ()), *_sinks(report.status), *gaps, *urgent]
 
 
-def _head(status: dict[str, Any]) -> list[str]:
-    age = format_duration(status["age_seconds"] or 0, exact=True)
+def _shown(value: object, nothing: str) -> str:
+    """Write a field: `nothing` for None."""
+    return nothing if value is None else str(value)
+
+
+def _ago(seconds: float | None) -> str:
+    return "at an unknown time" if seconds is None else f"{format_duration(seconds, exact=True)} ago"
+
+
+def _head(report: Report) -> list[str]:
+    status, ago = report.status, _ago(report.age_seconds)
     lines = [
-        f"imds-bridge {status['version']}, process {status['pid']}, updated {age} ago"
-        if status["running"]
-        else _RESPONSE_TEXTS[status["response"]].format(age=age, holder=status["holder"])
+        f"imds-bridge {status.version}, process {status.pid}, updated {ago}"
+        if report.running
+        else _RESPONSE_TEXTS[report.response].format(ago=ago, report=report)
     ]
-    if status["role"] == "console":
-        return [*lines, *_console(status)]
-    if relay := status.get("relay"):
-        lines.append(f"BUS   {relay['from']}, {_relay(relay)}")
-    else:
-        lines.append(f"VM    {status['vm'] or 'not available yet'}")
-        lines.append(f"IMDS  {status['imds']}, {_imds(status)}")
-        lines += [f"      {error}"] if (error := status.get("version_error")) else []
-    if "commands" in status:
-        dry = " (dry run: nothing is POSTed)" if status["dry_run"] else ""
-        bus = _commands(status["commands"]) if status["commands"] else "none, only auto rules approve"
-        lines.append(f"BUS   {bus}, {status['waiting_commands']} command(s) waiting{dry}")
-    if status.get("storage_error"):
-        lines.append(f"STATE STORE UNAVAILABLE, new events may be in memory only: {status['storage_error']}")
-    if status.get("kept_log"):
-        lines.append(f"STATE STORE GROWS: {status['kept_log']}")
+    match status.flow:
+        case ConsoleStatus() as flow:
+            lines += _console(flow)
+        case RelayStatus(relay=relay):
+            lines.append(f"BUS   {_relay(relay) if relay else relay}")
+        case flow:
+            lines += _vm(flow, datetime.now(UTC))
+    where = "senders retry" if isinstance(status.flow, ConsoleStatus) else "new events may be in memory only"
+    if status.storage_error:
+        lines.append(f"STATE STORE UNAVAILABLE, {where}: {status.storage_error}")
+    if status.kept_log:
+        lines.append(f"STATE STORE GROWS: {status.kept_log}")
     return lines
 
 
-def _console(status: dict[str, Any]) -> Iterator[str]:
+def _console(flow: ConsoleStatus) -> Iterator[str]:
     """Yield what the console receives, and what keeps it from that."""
-    last = status["last_event_at"] or "never"
-    yield f"WEB   {status['url']}, {status['received']} event(s) received, the last {last}"
-    if bus := status["bus"]:
-        error = f"; NOT RECEIVING: {bus['last_error']}" if bus["last_error"] else ""
-        yield f"BUS   {bus['from']}{error}"
-    if status.get("storage_error"):
-        yield f"STATE STORE UNAVAILABLE, senders retry: {status['storage_error']}"
+    last = _shown(flow.last_event_at, "never")
+    yield f"WEB   {flow.url}, {flow.received} event(s) received, the last {last}"
+    if bus := flow.bus:
+        error = f"; NOT RECEIVING: {bus.last_error}" if bus.last_error else ""
+        yield f"BUS   {bus.from_}{error}"
 
 
-def _imds(status: dict[str, Any]) -> str:
-    last = age_of(status.get("last_good_at"), datetime.now(UTC))
-    seen = "no answer yet"
-    if last is not None:
-        seen = f"last valid answer {format_duration(last, exact=True)} ago"
-    words = "NO VALID ANSWER NOW" if [*_imds_faults(status, datetime.now(UTC))] else "the last request failed"
-    return f"{seen}; {words}: {status['last_error']}" if status.get("last_error") else seen
+def _vm(flow: ForwardStatus | ListenStatus, now: datetime) -> Iterator[str]:
+    """Yield which VM it is, how IMDS answers, and what `listen` receives."""
+    yield f"VM    {_shown(flow.vm, 'not available yet')}"
+    last = age_of(flow.last_good_at, now)
+    seen = _shown(flow.last_good_at, "no answer yet") if last is None else f"last valid answer {_ago(last)}"
+    words = "NO VALID ANSWER NOW" if [*_imds_faults(flow, now)] else "the last request failed"
+    yield f"IMDS  {flow.imds}, {f'{seen}; {words}: {flow.last_error}' if flow.last_error else seen}"
+    if flow.version_error:
+        yield f"      {flow.version_error}"
+    if isinstance(flow, ListenStatus):
+        dry = " (dry run: nothing is POSTed)" if flow.dry_run else ""
+        none = _shown(flow.commands, "none, only auto rules approve")
+        bus = _commands(flow.commands, now) if flow.commands else none
+        yield f"BUS   {bus}, {flow.waiting_commands} command(s) waiting{dry}"
 
 
-def _commands(bus: dict[str, Any]) -> str:
-    last = age_of(bus["looked_at"], datetime.now(UTC))
-    looked = "never" if last is None else f"{format_duration(last, exact=True)} ago"
-    rest = f"rests while nothing can be approved, last look {looked}" if bus["rests"] else "receives"
-    return f"{bus['from']}, {f'NOT RECEIVING: {error}' if (error := bus['last_error']) else rest}"
+def _commands(bus: BusStatus, now: datetime) -> str:
+    looked = "never" if bus.looked_at is None else _ago(age_of(bus.looked_at, now))
+    rest = f"rests while nothing can be approved, last look {looked}" if bus.rests else "receives"
+    return f"{bus.from_}, {f'NOT RECEIVING: {bus.last_error}' if bus.last_error else rest}"
 
 
-def _relay(relay: dict[str, Any]) -> str:
-    parts = [f"{relay['relayed']} event(s) relayed, the last {relay['last_event_at'] or 'never'}"]
-    if relay["malformed"]:
-        parts.append(f"{relay['malformed']} message(s) dead-lettered that are not events")
-    if relay["uncompleted"]:
-        parts.append(f"{relay['uncompleted']} event(s) stay on the bus until they are stored or delivered")
-    if relay["last_error"]:
-        parts.append(f"NOT RECEIVING: {relay['last_error']}")
+def _relay(relay: RelayBus) -> str:
+    last = _shown(relay.last_event_at, "never")
+    parts = [f"{relay.from_}, {relay.relayed} event(s) relayed, the last {last}"]
+    if relay.malformed:
+        parts.append(f"{relay.malformed} message(s) dead-lettered that are not events")
+    if relay.uncompleted:
+        parts.append(f"{relay.uncompleted} event(s) stay on the bus until they are stored or delivered")
+    if relay.last_error:
+        parts.append(f"NOT RECEIVING: {relay.last_error}")
     return "; ".join(parts)
 
 
-def _events(status: dict[str, Any]) -> list[str]:
-    document = status.get("document")
-    if "commands" in status or "relay" in status or status["role"] == "console":
+def _events(report: Report) -> list[str]:
+    if not isinstance(report.status.flow, ForwardStatus):
         return []
+    document = report.status.flow.document
     if not document:
-        return ["No document received yet."]
-    if not status["events"]:
+        return ["No document received yet."] if document is None else []
+    if not report.events:
         return [f"Document {document.get('DocumentIncarnation')}: no events."]
     rows = [
         (
@@ -192,20 +242,22 @@ def _events(status: dict[str, Any]) -> list[str]:
             event["EventId"],
             ", ".join(map(str, event.get("Resources") or [])) or "-",
         )
-        for event in status["events"]
+        for event in report.events
     ]
     header = ("EVENT", "STATUS", "STARTS", "BY", "ID", "VMS")
     return [f"Document {document.get('DocumentIncarnation')}:", *table(header, rows)]
 
 
-def _auto(status: Mapping[str, Any]) -> list[str]:
+def _auto(flow: FlowStatus) -> list[str]:
     """Write whether this VM is out of work, and what the auto rules make of its events."""
-    out = [f"OUT OF WORK since {one['Since']}: {one['Why']}" for one in status.get("out_of_work", ())]
-    rows = [(one["EventId"], one["Why"]) for one in status.get("auto", ())]
+    if not isinstance(flow, ListenStatus):
+        return []
+    out = [f"OUT OF WORK since {one.Since}: {one.Why}" for one in flow.out_of_work or ()]
+    rows = [(str(one.EventId), str(one.Why)) for one in flow.auto or ()]
     return [*out, *(table(("EVENT", "AUTO RULES"), rows) if rows else ())]
 
 
-def _starts(event: dict[str, Any]) -> str:
+def _starts(event: Mapping[str, Any]) -> str:
     seconds = event["StartsInSeconds"]
     if seconds is None:
         return "-"
@@ -214,47 +266,49 @@ def _starts(event: dict[str, Any]) -> str:
     return f"{format_duration(seconds, exact=True)} overdue"
 
 
-def _sinks(status: dict[str, Any]) -> list[str]:
+def _sinks(status: Status) -> list[str]:
     rows = [
         (
             name,
-            sink["state"],
+            str(sink.state),
             _backlog(sink),
-            sink["last_success_at"] or "never",
-            str(sink["dead_letters"]),
-            sink.get("next_retry_at") or "-",
-            f"{sink['last_error_at']} {sink['last_error']}" if sink["last_error"] else "-",
+            _shown(sink.last_success_at, "never"),
+            str(sink.dead_letters),
+            _shown(sink.next_retry_at, "-"),
+            f"{sink.last_error_at} {sink.last_error}" if sink.last_error else _shown(sink.last_error, "-"),
         )
-        for name, sink in status["sinks"].items()
+        for name, sink in (status.sinks or {}).items()
     ]
-    rows += [
-        (name, "not configured", str(count), *"----") for name, count in status.get("left_sinks", {}).items()
-    ]
+    left = status.left_sinks or {}
+    rows += [(name, "not configured", str(count), *"----") for name, count in left.items()]
     return table(("SINK", "STATE", "WAITING", "LAST SUCCESS", "DEAD", "NEXT RETRY", "LAST ERROR"), rows)
 
 
-def _backlog(sink: dict[str, Any]) -> str:
-    wait = sink["oldest_waits_seconds"]
-    return f"{sink['backlog']} (oldest {format_duration(wait, exact=True)})" if wait else str(sink["backlog"])
+def _backlog(sink: SinkStatus) -> str:
+    wait = sink.oldest_waits_seconds
+    return f"{sink.backlog} (oldest {format_duration(wait, exact=True)})" if wait else str(sink.backlog)
 
 
-def headline(status: dict[str, Any]) -> str:
+def headline(status: Status) -> str:
     """Describe a process in one line: upcoming events, backlogs and errors."""
     sinks = [
-        f"{sink['backlog']} event(s) waiting for {name} ({sink['state']})"
-        for name, sink in status["sinks"].items()
-        if sink["backlog"] or sink["state"] != "ok"
+        f"{sink.backlog} event(s) waiting for {name} ({sink.state})"
+        for name, sink in (status.sinks or {}).items()
+        if sink.backlog or sink.state != "ok"
     ]
     return "; ".join([_summary(status), *find_unready(status, datetime.now(UTC)), *sinks])
 
 
-def _summary(status: dict[str, Any]) -> str:
-    if relay := status.get("relay"):
-        return f"{relay['relayed']} event(s) relayed"
-    vm = status["vm"] or "this VM"
-    if "commands" in status:
-        return f"{vm}: {status['waiting_commands']} command(s) waiting"
-    events = list(read_document(status["document"]).events.values()) if status["document"] else []
+def _summary(status: Status) -> str:
+    match status.flow:
+        case RelayStatus(relay=RelayBus(relayed=count)):
+            return f"{count} event(s) relayed"
+        case ListenStatus(vm=vm, waiting_commands=count):
+            return f"{vm or 'this VM'}: {count} command(s) waiting"
+        case flow:
+            vm = getattr(flow, "vm", "") or "this VM"
+    document = document_of(status)
+    events = [*document.events.values()] if document else []
     shown = [
         f"{event.raw.get('EventType')} {event.status}"
         + (f", not before {iso_utc(event.not_before)}" if event.not_before else "")
@@ -267,76 +321,93 @@ def _summary(status: dict[str, Any]) -> str:
 # Whether a process is ready and needs a person, with the reasons in words
 
 
-def find_unready(status: Mapping[str, Any], now: datetime) -> list[str]:
+def find_unready(status: Status, now: datetime) -> list[str]:
     """Return why a process cannot do its work now; an empty list if it can.
 
     Args:
-        status: what the process writes to its status file.
+        status: what the process says of itself.
         now: the wall clock.
     """
-    faults = [*_imds_faults(status, now)]
-    receiver = status.get("commands") or status.get("relay") or status.get("bus") or {}
-    if reason := receiver.get("last_error"):
-        faults.append(f"nothing is received from {receiver['from']}: {reason}")
-    if status.get("storage_error"):
-        faults.append(f"the state cannot be written: {status['storage_error']}")
+    faults = [*_imds_faults(status.flow, now)]
+    if (receiver := status.receiver) and receiver.last_error:
+        faults.append(f"nothing is received from {receiver.from_}: {receiver.last_error}")
+    if status.storage_error:
+        faults.append(f"the state cannot be written: {status.storage_error}")
     return faults
 
 
-def find_urgent(status: Mapping[str, Any], now: datetime) -> list[str]:
+def find_urgent(status: Status, now: datetime) -> list[str]:
     """Return everything that needs a person.
 
     Args:
-        status: what the process wrote to its status file.
+        status: what the process says of itself.
         now: the wall clock.
     """
-    left = [
-        f"{count} event(s) wait for sink {name}, which is not configured; see `imds-bridge outbox move --help`"
-        for name, count in status.get("left_sinks", {}).items()
-    ]
-    auto = [f"event {one['EventId']}: {one['Why']}" for one in status.get("auto", ()) if one["NeedsPerson"]]
-    out = [
-        f"the VM is out of work since {one['Since']}: {one['Why']}"
-        for one in status.get("out_of_work", ())
-        if one["NeedsPerson"]
-    ]
-    texts = filter(None, [status.get("kept_log"), status.get("metrics_error")])
-    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *out, *auto, *texts]
-    return [*find_unready(status, now), *more]
+    return [*find_unready(status, now), *_vague_faults(status), *_sink_faults(status, now)]
 
 
-def _vague_faults(status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what delays notices or approvals of a process that is ready."""
-    if (share := status.get("failed_share", 0)) > FAILED_SHARE:
-        error = status["last_error"] or "the last request was answered"
-        yield f"IMDS fails to answer {share:.0%} of the requests, so notices are seen late: {error}"
-    if status.get("identity_error"):
-        yield f"instance data is missing or incomplete, so approvals may wait: {status['identity_error']}"
+def _vague_faults(status: Status) -> Iterator[str]:
+    """Yield what a process that is ready cannot do, or does too late."""
+    flow = status.flow
+    if isinstance(flow, ForwardStatus) and (flow.failed_share or 0) > FAILED_SHARE:
+        error = flow.last_error or "the last request was answered"
+        yield f"IMDS fails to answer {flow.failed_share:.0%} of the requests, so notices are seen late: {error}"
+    if isinstance(flow, VmStatus):
+        yield from clock_faults(flow.clock_ahead_seconds or 0)
+    if status.identity_error:
+        yield f"instance data is missing or incomplete, so approvals may wait: {status.identity_error}"
+    yield from filter(None, [status.kept_log, status.metrics_error])
+    if isinstance(flow, ListenStatus):
+        yield from _listen_faults(flow)
 
 
-def _imds_faults(status: Mapping[str, Any], now: datetime) -> Iterator[str]:
-    if status["role"] != "forward":
+def _listen_faults(flow: ListenStatus) -> Iterator[str]:
+    if flow.dry_run:
+        yield "dry run: nothing is approved and no program is run until `listen` runs without --dry-run"
+    for out in flow.out_of_work or ():
+        if out.NeedsPerson:
+            yield f"the VM is out of work since {out.Since}: {out.Why}"
+    for one in flow.auto or ():
+        if one.NeedsPerson:
+            yield f"event {one.EventId}: {one.Why}"
+
+
+def clock_faults(ahead_seconds: float) -> Iterator[str]:
+    """Yield that a VM's clock is wrong, by which commands expire, signatures are dated and notices are timed."""
+    if abs(ahead_seconds) > CLOCK_SECONDS:
+        side = "ahead of" if ahead_seconds > 0 else "behind"
+        yield f"this VM's clock is {abs(ahead_seconds):.0f} s {side} IMDS's, and so times and deadlines are wrong"
+
+
+def _imds_faults(flow: FlowStatus, now: datetime) -> Iterator[str]:
+    if not isinstance(flow, ForwardStatus) or flow.last_good_at is NOT_KNOWN:
         return
-    last_good = parse_iso(status.get("last_good_at"))
-    why = f": {status['last_error']}" if status.get("last_error") else ""
-    if last_good is None:
+    why = f": {flow.last_error}" if flow.last_error else ""
+    age_seconds = age_of(flow.last_good_at, now)
+    if age_seconds is None:
         yield f"IMDS has given no valid answer yet{why}"
-    elif (age_seconds := (now - last_good).total_seconds()) > IMDS_SECONDS:
+    elif age_seconds > IMDS_SECONDS:
         yield f"the last valid answer of IMDS is {age_seconds:.0f} s old{why}"
 
 
-def _sink_faults(status: Mapping[str, Any], now: datetime) -> Iterator[str]:
-    for name, sink in status["sinks"].items():
-        if (seconds := age_of(sink.get("notice_until"), now)) is not None and seconds > -NOTICE_SECONDS:
+def _sink_faults(status: Status, now: datetime) -> Iterator[str]:
+    for name, sink in (status.sinks or {}).items():
+        if (seconds := age_of(sink.notice_until, now)) is not None and seconds > -NOTICE_SECONDS:
             when = f"took effect {seconds:.0f} s ago" if seconds > 0 else f"takes effect in {-seconds:.0f} s"
-            yield f"sink {name} has not delivered a notice that {when}: {sink['last_error'] or 'no answer yet'}"
-        if sink["state"] in _BROKEN_SINKS:
-            yield f"sink {name} is {sink['state']}: {sink['last_error']}"
-        if (sink["oldest_waits_seconds"] or 0) > BACKLOG_SECONDS:
-            waits = f"the oldest for {sink['oldest_waits_seconds']:.0f} s"
-            yield f"sink {name} has {sink['backlog']} event(s) waiting, {waits}: {sink['last_error'] or 'no error'}"
-        if sink.get("dead_letters"):
+            error = _shown(sink.last_error, "no answer yet")
+            yield f"sink {name} has not delivered a notice that {when}: {error}"
+        if sink.state in _BROKEN_SINKS:
+            yield f"sink {name} is {sink.state}: {sink.last_error}"
+        if (sink.oldest_waits_seconds or 0) > BACKLOG_SECONDS:
+            waits = f"the oldest for {sink.oldest_waits_seconds:.0f} s"
+            error = _shown(sink.last_error, "no error")
+            yield f"sink {name} has {sink.backlog} event(s) waiting, {waits}: {error}"
+        if sink.dead_letters:
             yield (
-                f"sink {name} has {sink['dead_letters']} dead letter(s); see "
+                f"sink {name} has {sink.dead_letters} dead letter(s); see "
                 f"`imds-bridge outbox list --sink {name} --dead`"
             )
+    for name, count in (status.left_sinks or {}).items():
+        yield (
+            f"{count} event(s) wait for sink {name}, which is not configured; see `imds-bridge outbox move --help`"
+        )

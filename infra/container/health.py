@@ -18,11 +18,8 @@ import tomllib
 from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any
 
-from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
-from bridge.service.status import find_unready
 
 ROLES = ("forward", "listen", "relay", "console")
 STATE_DIR = "/var/lib/imds-bridge"
@@ -82,21 +79,18 @@ def read_listen(words: list[str], role: str) -> str:
 
 def _read_files(role: str, *, ready: bool) -> str:
     """Return why the process is not healthy by the files in its state folder, "" if it is."""
+    # Where the port answers, a probe need not load them.
+    from bridge.outbox.state_dir import StateFolder  # noqa: PLC0415
+    from bridge.service.status import age_of, find_unready  # noqa: PLC0415
+
     folder = StateFolder(Path(os.environ.get("IMDS_BRIDGE__STATE_DIR", STATE_DIR)) / role)
-    status = folder.read_status()
-    fault = _fault(folder, status)
-    return fault or ("; ".join(find_unready(status or {}, datetime.now(UTC))) if ready else "")
-
-
-def _fault(folder: StateFolder, status: dict[str, Any] | None) -> str:
-    """Return why the process is not alive, or an empty text."""
-    if status is None or not status["running"] or folder.owner() is None:
-        return f"{folder.path.name} does not run"
-    age_seconds = (datetime.now(UTC) - datetime.fromisoformat(status["written_at"])).total_seconds()
+    status, now = folder.read_status(), datetime.now(UTC)
+    if status is None or status.running is False or folder.owner() is None:
+        return f"{role} does not run"
     # While the disk cannot be written, events are in memory only: a restart would lose them.
-    if age_seconds > STALE_SECONDS and os.access(folder.path, os.W_OK):
-        return f"{folder.path.name} has written no status for {age_seconds:.0f} s"
-    return ""
+    if (age_of(status.written_at, now) or 0) > STALE_SECONDS and os.access(folder.path, os.W_OK):
+        return f"{role} has written no status since {status.written_at}"
+    return "; ".join(find_unready(status, now)) if ready else ""
 
 
 if __name__ == "__main__":

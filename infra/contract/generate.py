@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
-from bridge.contract.schemas import CLOUDEVENT, file_name
+from bridge.contract.schemas import CLOUDEVENT, STATUS, file_name
+from bridge.contract.status import FLOWS, Status
 from bridge.contract.types import KNOWN_VALUES, schema_id
+from bridge.service.status import Report
 from infra.contract.attributes import cloudevents
 from infra.contract.data import DATA, Part
 
@@ -28,10 +30,11 @@ Schema = dict[str, Any]
 
 
 def schemas() -> dict[str, Schema]:
-    """Return the schema of each type's data, by the type's name without prefix and version, and of any CloudEvent."""
+    """Return the schema of each type's data, by its name without prefix and version, any event, and a status."""
     return {
         **{name: _titled(name, f"{model.__name__}V1", _data(model)) for name, model in DATA.items()},
         CLOUDEVENT: _titled(CLOUDEVENT, "ImdsBridgeEvent", _cloudevent()),
+        STATUS: _titled(STATUS, "ImdsBridgeStatus", _status()),
     }
 
 
@@ -92,12 +95,30 @@ def _cloudevent() -> Schema:
     }
 
 
+def _status() -> Schema:
+    """Return the schema of a report, beside whose fields those of a status stand, and those of each role."""
+    parts: list[Schema] = []
+    for part in (Report, Status, *FLOWS.values()):
+        generated = TypeAdapter(part).json_schema(schema_generator=_Generator)
+        parts.append(_inlined(generated, generated.pop("$defs", {})))
+    names = {name for part in parts[:2] for name in part["required"]} - {"status", "flow"}
+    described = {name: one for part in parts for name, one in part["properties"].items()}
+    return {
+        "description": "What `imds-bridge status --json` prints. A property that is missing is not known.",
+        "type": "object",
+        "properties": {name: one for name, one in described.items() if name not in ("status", "flow")},
+        "required": sorted(names),
+    }
+
+
 class _Generator(GenerateJsonSchema):
     """Write `type: [..., null]`, as the designers of Logic Apps need it, and neither defaults nor property titles."""
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         inner = self.generate_inner(schema["schema"])
-        return {**inner, "type": [inner["type"], "null"]}
+        return (
+            {**inner, "type": [inner["type"], "null"]} if "type" in inner else super().nullable_schema(schema)
+        )
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])

@@ -144,6 +144,43 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         actions: actions
       }
       {
+        alert: 'ImdsBridgeClock'
+        expression: 'abs(imds_bridge_clock_ahead_seconds) > 30'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: 'the clock of {{ $labels.instance }} is {{ $value }} s away from IMDS\'s'
+          description: 'Set it, and look at its synchronisation. Until then other alerts may be wrong, and commands may expire.'
+          runbook_url: '${runbookUrl}#imdsbridgeclock'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeDryRun'
+        expression: 'imds_bridge_dry_run == 1'
+        for: 'PT60M'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: 'imds-bridge listen on {{ $labels.instance }} runs with --dry-run'
+          description: 'Nothing is approved and no program is run. Restart it without the option.'
+          runbook_url: '${runbookUrl}#imdsbridgedryrun'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
         alert: 'ImdsBridgeNoInstanceData'
         expression: 'imds_bridge_instance_data_available == 0'
         for: 'PT5M'
@@ -228,7 +265,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         annotations: {
           summary: 'the sink {{ $labels.sink }} on {{ $labels.instance }} accepts nothing'
-          description: 'Nothing is lost yet. Events are kept until max_age_seconds.'
+          description: 'Nothing is lost yet. Events are kept until max_age_seconds. A wrong clock (ImdsBridgeClock) can be the cause.'
           runbook_url: '${runbookUrl}#imdsbridgesinkdown'
         }
         resolveConfiguration: {
@@ -246,7 +283,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         annotations: {
           summary: 'the sink {{ $labels.sink }} on {{ $labels.instance }} has not delivered a notice'
-          description: 'It takes effect in {{ $value }} s, or did so before if that is negative.'
+          description: 'It takes effect in {{ $value }} s, or did so before if that is negative, unless ImdsBridgeClock fires.'
           runbook_url: '${runbookUrl}#imdsbridgenoticeundelivered'
         }
         resolveConfiguration: {
@@ -357,7 +394,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         annotations: {
           summary: '{{ $labels.instance }} got less than 5 minutes of notice of a {{ $labels.type }}'
-          description: 'Azure documents at least 10 minutes. The notice was seen late, or the host has failed.'
+          description: 'Azure documents at least 10 minutes. The notice was seen late, the host has failed, or the clock is wrong.'
           runbook_url: '${runbookUrl}#imdsbridgeshortnotice'
         }
         resolveConfiguration: {
@@ -366,6 +403,22 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         actions: actions
       }
+    ]
+  }
+}
+
+resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
+  name: 'imds-bridge-2'
+  location: location
+  tags: tags
+  properties: {
+    description: 'Alerts of imds-bridge'
+    enabled: true
+    interval: 'PT1M'
+    scopes: [
+      workspaceId
+    ]
+    rules: [
       {
         alert: 'ImdsBridgeApprovalsFail'
         expression: 'increase(imds_bridge_commands_total{outcome="failed"}[15m]) > 0 or (imds_bridge_commands_total{outcome="failed"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
@@ -402,22 +455,6 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         actions: actions
       }
-    ]
-  }
-}
-
-resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
-  name: 'imds-bridge-2'
-  location: location
-  tags: tags
-  properties: {
-    description: 'Alerts of imds-bridge'
-    enabled: true
-    interval: 'PT1M'
-    scopes: [
-      workspaceId
-    ]
-    rules: [
       {
         alert: 'ImdsBridgeStartedUnprepared'
         expression: 'increase(imds_bridge_started_unprepared_total[15m]) > 0 or (imds_bridge_started_unprepared_total > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'

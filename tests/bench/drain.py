@@ -114,7 +114,7 @@ def _drained(task: _Task) -> _Drain:
     grown = memory_mib("VmHWM") - before
     outbox.close()
     if meter.count < WARM_UP * 2:
-        raise BenchError(f"only {meter.count} events were delivered: {sender.status()['last_error']}")
+        raise BenchError(f"only {meter.count} events were delivered: {sender.status().last_error}")
     return _Drain(meter.count - WARM_UP, meter.last_at - meter.began_at, grown)
 
 

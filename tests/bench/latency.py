@@ -75,7 +75,7 @@ def _changes(folder: Path, imds: Remote, inbox: Remote, progress: Progress) -> l
             imds("update", event_id, DurationInSeconds=FIRST_SECONDS + number)
             time.sleep(SETTLE_SECONDS)
             if forwarder.poll() is not None:
-                raise BenchError(f"a poll failed: {forwarder.status()['last_error']}")
+                raise BenchError(f"a poll failed: {forwarder.status().last_error}")
             time.sleep(SETTLE_SECONDS)
             posted_at = time.monotonic()
             session.post(

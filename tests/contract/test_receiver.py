@@ -152,7 +152,7 @@ def station(request: pytest.FixtureRequest) -> Iterator[Station]:
 
 def test_it_rests_from_when_it_may_and_looks_when_it_is_asked_to(station: Station) -> None:
     def rests() -> bool:
-        return [*station.receiver.messages(0.0)] == [] and bool(station.receiver.status()["rests"])
+        return [*station.receiver.messages(0.0)] == [] and bool(station.receiver.status().rests)
 
     station.receiver.receive_until(time.monotonic())
     wait_until(rests)
@@ -161,7 +161,7 @@ def test_it_rests_from_when_it_may_and_looks_when_it_is_asked_to(station: Statio
     station.receiver.receive_until(time.monotonic())
     (message,) = station.receive()
     assert message.may_have_waited
-    assert not station.receiver.status()["rests"]
+    assert not station.receiver.status().rests
     station.receiver.settle(message, Settlement())
     wait_until(rests)
 
@@ -221,10 +221,10 @@ def test_the_status_counts_what_is_not_settled(station: Station) -> None:
     station.send(b"one")
     message = station.receive_one()
     status = station.receiver.status()
-    assert status["from"]
-    assert (status["unsettled"], status["last_error"]) == (1, None)
+    assert status.from_
+    assert (status.unsettled, status.last_error) == (1, None)
     station.receiver.settle(message, Settlement())
-    wait_until(lambda: station.receiver.status()["unsettled"] == 0)
+    wait_until(lambda: station.receiver.status().unsettled == 0)
 
 
 def test_after_a_lost_connection_messages_are_delivered_again_and_old_settlements_are_ignored(

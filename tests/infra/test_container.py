@@ -21,10 +21,11 @@ from bridge.config.console import ConsoleSettings
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import Clock, iso_utc
 from bridge.service.metrics import MetricsServer
-from infra.container.health import _fault, read_listen
+from infra.container.health import _read_files, read_listen
 from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, RawServer, answering, environment, wait_until
+from tests.support.status import process_status, write_raw
 
 HEALTH = ROOT / "infra" / "container" / "health.py"
 
@@ -103,7 +104,7 @@ def test_a_process_whose_disk_became_read_only_counts_as_healthy(held: StateFold
     def call(*command: str | Path) -> int:
         return subprocess.run(command, capture_output=True, check=False).returncode
 
-    held.write_status(status(age_seconds=3600))
+    write_raw(held, status(age_seconds=3600))
     read_only = tmp_path / "read-only" / "forward"
     read_only.mkdir(parents=True)
     if call("mount", "--bind", held.path, read_only):
@@ -124,15 +125,16 @@ def test_a_process_whose_lock_is_another_users_file_is_alive(
     tmp_path.chmod(0o711)
     folder = StateFolder(Path("forward"))
     folder.path.mkdir()
-    folder.write_status(status(storage_error="Permission denied"))
+    monkeypatch.setenv("IMDS_BRIDGE__STATE_DIR", ".")
+    write_raw(folder, status(storage_error="Permission denied"))
     (folder.path / "lock").touch(0o600)
     for path in (folder.path, folder.path / "status.json"):
         os.chown(path, 65532, 65532)
     os.seteuid(65532)
     try:
-        assert _fault(folder, folder.read_status()) == ""
+        assert _read_files("forward", ready=False) == ""
         (folder.path / "lock").unlink()
-        assert _fault(folder, folder.read_status()) == "forward does not run"
+        assert _read_files("forward", ready=False) == "forward does not run"
     finally:
         os.seteuid(0)
 
@@ -141,19 +143,16 @@ def test_a_process_whose_lock_is_another_users_file_is_alive(
     "fault",
     [
         {"last_good_at": None},
-        {"last_good_at": iso_utc(datetime.now(UTC) - timedelta(minutes=5))},
-        {"role": "listen", "commands": {"from": "bus", "last_error": "no role"}},
-        {"role": "relay", "relay": {"from": "bus", "last_error": "no role"}},
-        {"role": "console", "bus": {"from": "bus", "last_error": "no role"}},
-        {"storage_error": "database or disk is full"},
+        {"last_good_at": "2026-01-01T00:00:00.000Z", "last_error": "IMDS: 503"},
+        {"storage_error": "disk full"},
     ],
 )
 def test_a_process_that_cannot_do_its_work_is_not_ready_and_gives_the_reason(
     held: StateFolder, fault: dict[str, Any]
 ) -> None:
-    held.write_status(status())
+    write_raw(held, status())
     assert is_healthy(held.path.parent, "--ready")
-    held.write_status(status(**fault))
+    write_raw(held, status(**fault))
     assert is_healthy(held.path.parent)
     assert health(held.path.parent, "--ready").stdout != "\n"
     assert not is_healthy(held.path.parent, "--ready")
@@ -163,7 +162,7 @@ def test_the_health_check_asks_the_port_that_the_process_serves(tmp_path: Path) 
     with closing(
         MetricsServer("127.0.0.1:0", role="forward", registry=CollectorRegistry(), clock=Clock())
     ) as server:
-        server.start(lambda: status(last_good_at=None, last_error="503", storage_error=None, sinks={}))
+        server.start(lambda: process_status(Clock().now(), last_good_at=None, last_error="503"))
         listen = f"127.0.0.1:{server.port}"
         assert health(tmp_path, listen=listen).stdout == "healthy\n"
         asked = health(tmp_path, "--ready", listen=listen)
@@ -174,13 +173,13 @@ def test_the_health_check_asks_the_port_that_the_process_serves(tmp_path: Path) 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:1", "nonsense", "[::1]:1"])
 def test_the_status_file_is_read_where_no_port_answers(held: StateFolder, listen: str) -> None:
-    held.write_status(status())
+    write_raw(held, status())
     assert health(held.path.parent, listen=listen).stdout == "healthy\n"
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", b""])
 def test_a_port_of_another_program_is_not_believed(held: StateFolder, answer: bytes) -> None:
-    held.write_status(status(age_seconds=3600))
+    write_raw(held, status(age_seconds=3600))
     with RawServer(answering(answer)) as server:
         asked = health(held.path.parent, listen=server.url.removeprefix("http://"))
     assert "has written no status" in asked.stdout

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -19,6 +20,7 @@ from infra.monitoring.generate import BICEP, COPY, DASHBOARD, FOLDER, bicep, cop
 from tests.support.clock import MovedClock
 from tests.support.paths import ROOT
 from tests.support.programs import build, run_program, tool
+from tests.support.status import bus_status, process_status, sink_status
 
 RULES = read_rules()
 NAMES = [rule["alert"] for rule in RULES]
@@ -71,31 +73,16 @@ def known_names() -> set[str]:
     """Return every metric, label and value of a label that exists."""
     registry = CollectorRegistry()
     Meter(registry, ["ops"])
-    status: dict[str, Any] = {
-        "role": "forward",
-        "storage_error": None,
-        "storage_errors": 0,
-        "identity_error": None,
-        "vm": "web-0",
-        "left_sinks": {},
-        "outbox_bytes": 0,
-        "last_good_at": "2026-11-22T09:00:00.000Z",
-        "document": {"DocumentIncarnation": 1, "Events": []},
-        "commands": {"last_error": None, "looked_at": "2026-11-22T09:00:00.000Z"},
-        "waiting_commands": 0,
-        "out_of_work": [],
-        "sinks": {
-            "ops": {
-                "state": "ok",
-                "backlog": 0,
-                "oldest_waits_seconds": None,
-                "next_retry_at": None,
-                "dead_letters": 0,
-                "notice_until": "2026-11-22T09:05:00.000Z",
-            }
+    now, clock = "2026-11-22T09:00:00.000Z", MovedClock()
+    changes: dict[str, dict[str, Any]] = {
+        "forward": {
+            "last_good_at": now,
+            "document": {"DocumentIncarnation": 1, "Events": []},
+            "sinks": {"ops": sink_status(notice_until=now)},
         },
+        "listen": {"commands": bus_status(looked_at=now)},
     }
-    registry.register(StatusCollector(lambda: status, MovedClock()))
+    outbox = Mock(storage_errors=0, **{"size_bytes.return_value": 0})
     # The console's are shown to exist by its own tests.
     known = {
         "up",
@@ -107,7 +94,11 @@ def known_names() -> set[str]:
         "state",
         "unheard",
     }
-    for family in registry.collect():
+    families = [*registry.collect()]
+    for role, changed in changes.items():
+        status = process_status(clock.now(), role, **changed)
+        families += StatusCollector(lambda shown=status: shown, outbox, clock).collect()  # type: ignore[misc]
+    for family in families:
         known.add(family.name)
         for sample in family.samples:
             known |= {sample.name, *sample.labels, *sample.labels.values()}

@@ -21,6 +21,7 @@ from bridge.outbox.state_dir import STATUS, StateFolder
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, Forward, environment, toml
+from tests.support.status import read_raw, write_raw
 from tests.support.windows import BREAK, ROOT
 
 SIMULATED = [sys.executable, str(ROOT / "tests/support/windows.py")]
@@ -88,15 +89,15 @@ def test_the_configuration_is_looked_for_where_windows_keeps_it_and_output_is_ut
 
 def test_a_status_that_is_in_use_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = StateFolder(tmp_path)
-    folder.write_status({"number": 1})
+    write_raw(folder, {"number": 1})
 
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "The process cannot access the file because it is being used")
 
     monkeypatch.setattr(Path, "replace", refuse)
     with (tmp_path / STATUS).open():
-        folder.write_status({"number": 2})
-    assert folder.read_status() == {"number": 2}
+        write_raw(folder, {"number": 2})
+    assert read_raw(folder) == {"number": 2}
     assert [path.name for path in tmp_path.iterdir()] == [STATUS]
 
 

@@ -42,6 +42,7 @@ from tests.support.bus import QUEUE
 from tests.support.clock import MovedClock
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.samples import http_date, scheduled_event
+from tests.support.status import process_status
 
 NOW = datetime(2026, 11, 20, 13, 0, tzinfo=UTC)
 SUBSCRIPTION = "8d10da13-8125-4ba9-a717-bf7490507b3d"
@@ -275,7 +276,7 @@ def shown(folder: Path, now: datetime = NOW) -> Iterator[Shown]:
 
 def web_of(store: Store, clock: Clock, **more: Any) -> Web:
     """Return the application of a store, without a server."""
-    status = {"received": 0, "repeated": 0, "storage_error": None, "bus": None}
+    status = process_status(clock.now(), "console")
     return Web(
         settings=ConsoleSettings(),
         store=store,

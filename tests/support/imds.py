@@ -11,6 +11,7 @@ from bridge.errors import ImdsError
 from bridge.imds.client import ImdsClient
 from bridge.imds.instance import Vm
 from bridge.runtime.json import Json
+from bridge.runtime.time import Clock
 from tests.support.clock import MovedClock
 from tests.support.diff import FIRST, VM, entry
 
@@ -48,6 +49,7 @@ class ImdsDouble(ImdsClient):
 
     def __init__(self, *, vm: Vm = WEB_0) -> None:
         self.base, self._fallback = "http://imds.invalid", None
+        self.clock, self._dated = Clock(), ("", 0.0)
         self.vm = vm
         self.calls: list[ImdsCall] = []
         self.approved: list[str] = []

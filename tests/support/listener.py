@@ -283,7 +283,7 @@ class ListenerRig:
 
     def why(self, event_id: str) -> str:
         """Return what the status says of what the auto rules make of an event."""
-        return next(str(one["Why"]) for one in self.listener.status()["auto"] if one["EventId"] == event_id)
+        return next(str(one.Why) for one in self.listener.status().auto or () if one.EventId == event_id)
 
     def reasons(self, command_id: str | None = None) -> list[str]:
         """Return the reasons of the receipts."""

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from bridge.azure.receiver import ReceivedMessage, Settlement
+from bridge.contract.status import BusStatus
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import iso_utc
 
@@ -132,16 +132,16 @@ class MemoryReceiver:
         self.last_error = ""
         self.settled: list[tuple[ReceivedMessage, Settlement]] = []
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> BusStatus:
         """Return what the status file shows."""
         unsettled = len(self._queue.locked_by(self))
-        return {
-            "from": "memory",
-            "unsettled": unsettled,
-            "rests": self.rests,
-            "looked_at": iso_utc(self._looked_at) if self._looked_at else None,
-            "last_error": self.last_error or None,
-        }
+        return BusStatus(
+            from_="memory",
+            unsettled=unsettled,
+            rests=self.rests,
+            looked_at=iso_utc(self._looked_at) if self._looked_at else None,
+            last_error=self.last_error or None,
+        )
 
     def receive_until(self, at: float) -> None:
         """Look once more, and rest from `at` on."""

@@ -159,7 +159,7 @@ class RelayRig:
 
     def wait_for_status(self, **wanted: Any) -> None:
         """Wait until the status shows all of this."""
-        wait_until(lambda: wanted.items() <= self.relay.status().items(), describe=self.relay.status)
+        wait_until(lambda: wanted.items() <= vars(self.relay.status()).items(), describe=self.relay.status)
 
     def wait_until_settled(self) -> None:
         """Wait until nothing is on the subscription any more."""

@@ -28,7 +28,7 @@ from tests.support.outbox import event, open_outbox
 from tests.support.process import RawServer, answering, closed_port, toml
 from tests.support.servicebus import ServiceBusLab
 from tests.support.sinks import set_proxy
-from tests.support.status import process_status
+from tests.support.status import process_status, write_raw
 from tests.support.tls import Authority
 
 BUS = {"connection_string": "Endpoint=sb://127.0.0.1:9;SharedAccessKeyName=a;SharedAccessKey=b"}
@@ -422,7 +422,7 @@ def test_a_running_process_that_does_not_do_its_work_fails(
     folder = StateFolder(tmp_path / role)
     folder.acquire()
     now = datetime.now(UTC).isoformat()
-    folder.write_status({"role": role, "written_at": now, "last_good_at": now, **status})
+    write_raw(folder, {"role": role, "written_at": now, "last_good_at": now, **status})
     found = probes._state(folder)
     folder.release()
     assert (found.check, found.result) == (f"state {role}", "FAIL")
@@ -445,9 +445,9 @@ def test_a_metrics_port_in_use_fails_unless_the_process_has_it(cli: Cli, imds: I
     assert (done.code, done.row(check="metrics", result="FAIL")["message"]) == (3, message)
     folder = StateFolder(cli.state())
     folder.acquire()
-    folder.write_status({**process_status(datetime.now(UTC)), "metrics": "127.0.0.1:9465"})
+    folder.write_status(process_status(datetime.now(UTC), metrics="127.0.0.1:9465"))
     assert cli.check().row(check="metrics forward", result="ok")["message"] == "served on 127.0.0.1:9465"
-    folder.write_status({**process_status(datetime.now(UTC)), "metrics_error": "there are no metrics: no"})
+    folder.write_status(process_status(datetime.now(UTC), metrics_error="there are no metrics: no"))
     assert cli.check().row(check="metrics forward", result="FAIL")["message"] == "there are no metrics: no"
     folder.release()
 
@@ -483,5 +483,8 @@ def test_a_clock_that_is_more_than_30_s_off_is_a_warning(
     assert ("clock" in found) == bool(side)
     if side:
         seconds, _, rest = found["clock"].message.removeprefix("this VM's clock is ").partition(" s ")
-        assert (rest, found["clock"].result) == (f"{side} the Date of IMDS's answer", "warn")
+        assert (rest, found["clock"].result) == (
+            f"{side} IMDS's, and so times and deadlines are wrong",
+            "warn",
+        )
         assert abs(float(seconds) - abs(ahead_seconds or 0)) <= 30  # it takes a while until it is asked

@@ -183,7 +183,7 @@ def test_an_unexpected_error_is_shown_without_secrets_and_control_characters(
         register_secret("c2VjcmV0c2Vj")
         raise RuntimeError("c2VjcmV0c2Vj \x1b[2J")
 
-    monkeypatch.setattr("bridge.cli.status.read_status", fail)
+    monkeypatch.setattr("bridge.cli.status.read_report", fail)
     done = cli("status")
     assert done.code == 1
     assert done.err.endswith("RuntimeError: *** \\u001b[2J\n")

@@ -15,6 +15,7 @@ from bridge.events.filters import Filter
 from bridge.outbox.state_dir import StateFolder
 from tests.support.cli import Cli
 from tests.support.outbox import OTHER_TYPE, TYPE, event, open_outbox
+from tests.support.status import write_raw
 
 WEBHOOK = {"kind": "webhook", "url": "http://127.0.0.1:9/"}
 EVENT_ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
@@ -68,7 +69,7 @@ def test_each_sink_says_whether_it_takes_the_event_or_which_key_leaves_it_out(cl
 
 def test_an_event_of_the_outbox_waits_is_a_dead_letter_or_waits_no_longer(cli: Cli) -> None:
     cli.fill()
-    StateFolder(cli.state()).write_status({"sinks": {"ops": {"last_error": "503 from https://x"}}})
+    write_raw(StateFolder(cli.state()), {"sinks": {"ops": {"last_error": "503 from https://x"}}})
     cli.write(sinks={"ops": WEBHOOK, "new": WEBHOOK})
     ops, new, other = explained(cli)  # the newest
     assert re.fullmatch(
@@ -80,7 +81,7 @@ def test_an_event_of_the_outbox_waits_is_a_dead_letter_or_waits_no_longer(cli: C
         "older than this sink, or its types, where and scope, with which the process has not started yet",
     )
     assert other[:2] == ("other", "not configured")
-    assert re.fullmatch(r"waits for \d.*: no error", other[2])
+    assert re.fullmatch(r"waits for \d.*: error not known", other[2])
     assert explained(cli, "one")[0] == ("ops", "", "dead letter 1, rejected: one was refused")
     assert explained(cli, "2")[0][2].startswith("dead letter 2, ")
     assert cli("outbox", "drop", "--waiting", "--sink", "ops", "--yes").code == 0
@@ -139,7 +140,7 @@ def test_what_the_listeners_auto_rules_make_of_an_event_is_shown(cli: Cli) -> No
     assert "auto rules" not in cli("explain").out
     folder = StateFolder(cli.state("listen"))
     folder.acquire()
-    folder.write_status({"auto": [{"EventId": EVENT_ID.lower(), "Why": "settling", "NeedsPerson": False}]})
+    write_raw(folder, {"auto": [{"EventId": EVENT_ID.lower(), "Why": "settling", "NeedsPerson": False}]})
     folder.release()
     assert "auto rules of the listener: settling" in cli("explain").out
 

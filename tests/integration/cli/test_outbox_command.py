@@ -10,12 +10,13 @@ import pytest
 from bridge.outbox.state_dir import StateFolder
 from tests.support.cli import Cli
 from tests.support.outbox import OTHER_TYPE, event
+from tests.support.status import write_raw
 
 
 @pytest.fixture
 def filled(cli: Cli) -> Cli:
     cli.fill()
-    StateFolder(cli.state()).write_status({"sinks": {"ops": {"last_error": "503 from https://x"}}})
+    write_raw(StateFolder(cli.state()), {"sinks": {"ops": {"last_error": "503 from https://x"}}})
     return cli
 
 

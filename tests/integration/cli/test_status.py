@@ -12,15 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from bridge import __version__
+from bridge.cli.common import json_lines
+from bridge.contract.schemas import STATUS, schema
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import UNSAFE
+from bridge.service.status import read_report, render
 from tests.support.cli import Call, Cli
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import Forward
-from tests.support.status import process_status, sink_status
+from tests.support.status import OLDER, bus_status, raw_status, sink_status, write_raw
 
+SCHEMA = Draft202012Validator(json.loads(schema(STATUS)), format_checker=Draft202012Validator.FORMAT_CHECKER)
 OPS = sink_status(
     state="retrying",
     backlog=3,
@@ -54,7 +59,7 @@ class Process:
         now = datetime.now(UTC)
         soon = format_datetime(now + timedelta(minutes=15, seconds=30), usegmt=True)
         status = {
-            **process_status(now),
+            **raw_status(now, self.folder.path.name),
             "version": __version__,
             "pid": os.getpid(),
             "running": True,
@@ -65,12 +70,19 @@ class Process:
             "sinks": {"ops": OPS},
             **changes,
         }
-        self.folder.write_status({name: value for name, value in status.items() if name != without})
+        write_raw(self.folder, {name: value for name, value in status.items() if name != without})
 
 
 @pytest.fixture
 def process(cli: Cli) -> Iterator[Process]:
     made = Process(cli.state())
+    yield made
+    made.release()
+
+
+@pytest.fixture
+def listener(cli: Cli) -> Iterator[Process]:
+    made = Process(cli.state("listen"))
     yield made
     made.release()
 
@@ -95,30 +107,26 @@ def test_the_document_countdowns_and_sinks_are_shown(process: Process, cli: Cli)
     assert done.json["sinks"]["ops"]["backlog"] == 3
 
 
-RECEIVING = {
-    "from": "bus/approvals",
-    "unsettled": 0,
-    "rests": False,
-    "looked_at": None,
-    "last_error": "the SDK has closed its receiver",
-}
+LISTEN = ("status", "--role", "listen")
 
 
-def test_a_listener_says_whether_it_rests_and_when_it_last_looked(process: Process, cli: Cli) -> None:
+def test_a_listener_says_whether_it_rests_and_when_it_last_looked(listener: Process, cli: Cli) -> None:
     looked_at = (datetime.now(UTC) - timedelta(minutes=12)).isoformat()
-    rests = {**RECEIVING, "rests": True, "looked_at": looked_at, "last_error": None}
-    listens: dict[str, Any] = {"waiting_commands": 0, "dry_run": False, "sinks": {}}
-    process.write(**listens, commands=rests)
+    listener.write(commands=bus_status(rests=True, looked_at=looked_at))
     expected = (
-        r"BUS   bus/approvals, rests while nothing can be approved, last look 12 min( \d+ s)? ago, 0 command"
+        r"BUS   sb://bus/q, rests while nothing can be approved, last look 12 min( \d+ s)? ago, 0 command"
     )
-    assert re.search(expected, cli("status").out)
-    process.write(**listens, commands={**rests, "rests": False})
-    assert "bus/approvals, receives, 0 command(s) waiting" in cli("status").out
+    assert re.search(expected, cli(*LISTEN).out)
+    listener.write(commands=bus_status(looked_at=looked_at))
+    assert "sb://bus/q, receives, 0 command(s) waiting" in cli(*LISTEN).out
+    listener.write(commands=bus_status(last_error="the SDK has closed its receiver"))
+    done = cli(*LISTEN)
+    expected = "NOT RECEIVING: the SDK has closed its receiver, 0 command(s) waiting"
+    assert (done.code, expected in done.out) == (3, True)
 
 
 def test_what_the_auto_rules_make_of_an_event_is_shown_and_a_failed_program_needs_a_person(
-    process: Process, cli: Cli
+    listener: Process, cli: Cli
 ) -> None:
     waits = {
         "EventId": "E-1",
@@ -126,25 +134,23 @@ def test_what_the_auto_rules_make_of_an_event_is_shown_and_a_failed_program_need
         "NeedsPerson": False,
     }
     failed = {"EventId": "E-2", "Why": "/drain has failed: exit code 1", "NeedsPerson": True}
-    listens: dict[str, Any] = {"commands": None, "waiting_commands": 0, "dry_run": False, "sinks": {}}
-    process.write(**listens, auto=[waits])
-    assert cli("status").code == 0
-    assert "E-1    waits for its turn behind web-3 (Reboot, in 4 min)" in cli("status").out
-    process.write(**listens, auto=[waits, failed])
-    done = cli("status", "--check")
+    listener.write(commands=None, sinks={}, auto=[waits])
+    assert cli(*LISTEN).code == 0
+    assert "E-1    waits for its turn behind web-3 (Reboot, in 4 min)" in cli(*LISTEN).out
+    listener.write(commands=None, sinks={}, auto=[waits, failed])
+    done = cli(*LISTEN, "--check")
     assert (done.code, done.out) == (3, "event E-2: /drain has failed: exit code 1\n")
 
 
 def test_a_vm_that_is_out_of_work_is_shown_and_needs_a_person_once_that_was_told(
-    process: Process, cli: Cli
+    listener: Process, cli: Cli
 ) -> None:
     out = {"Since": "2026-11-20T12:15:00.000Z", "Why": "/recover runs", "IsHeld": True, "NeedsPerson": False}
-    listens: dict[str, Any] = {"commands": None, "waiting_commands": 0, "dry_run": False, "sinks": {}}
-    process.write(**listens, out_of_work=[out])
-    assert "\nOUT OF WORK since 2026-11-20T12:15:00.000Z: /recover runs\n" in cli("status").out
-    assert cli("status", "--check").code == 0
-    process.write(**listens, out_of_work=[{**out, "Why": "/recover has failed", "NeedsPerson": True}])
-    done = cli("status", "--check")
+    listener.write(sinks={}, out_of_work=[out])
+    assert "\nOUT OF WORK since 2026-11-20T12:15:00.000Z: /recover runs\n" in cli(*LISTEN).out
+    assert cli(*LISTEN, "--check").code == 0
+    listener.write(sinks={}, out_of_work=[{**out, "Why": "/recover has failed", "NeedsPerson": True}])
+    done = cli(*LISTEN, "--check")
     assert (done.code, "out of work since 2026-11-20T12:15:00.000Z: /recover has failed" in done.out) == (
         3,
         True,
@@ -165,15 +171,10 @@ def test_a_vm_that_is_out_of_work_is_shown_and_needs_a_person_once_that_was_told
         (
             {"silent_seconds": 13},
             True,
-            rf"^NOT RESPONDING: process {os.getpid()} .*has not written for 13 s",
-        ),
-        (
-            {"commands": RECEIVING, "waiting_commands": 0, "dry_run": False},
-            True,
-            r"NOT RECEIVING: the SDK has closed its receiver, 0 command\(s\) waiting",
+            rf"^NOT RESPONDING: process {os.getpid()} .*last wrote 13 s ago",
         ),
     ],
-    ids=["stopped", "store unavailable", "log grows", "killed", "hangs", "receives nothing"],
+    ids=["stopped", "store unavailable", "log grows", "killed", "hangs"],
 )
 def test_a_process_that_does_not_do_its_work_is_reported_with_exit_code_3(
     process: Process, cli: Cli, changes: dict[str, Any], runs: bool, expected: str
@@ -186,22 +187,82 @@ def test_a_process_that_does_not_do_its_work_is_reported_with_exit_code_3(
     assert re.search(expected, done.out)
 
 
-@pytest.mark.parametrize(
-    ("form", "damage"),
-    [
-        ((), {"without": "role"}),
-        ((), {"sinks": {"ops": {}}}),
-        (("--json",), {"document": 5}),
-        (("--json",), {"sinks": []}),
-        (("--check",), {"document": {"Events": 5}}),
-    ],
-)
-def test_a_status_that_no_process_writes_exits_2_in_any_form(
-    process: Process, cli: Cli, form: tuple[str, ...], damage: dict[str, Any]
+@pytest.mark.parametrize("role", ["forward", "listen", "relay", "console"])
+def test_what_an_older_process_has_written_is_read_and_what_it_lacks_is_not_known(
+    cli: Cli, role: str
 ) -> None:
-    process.write(**damage)
+    raw = json.loads((OLDER / f"{role}.json").read_bytes())
+    folder = StateFolder(cli.state(role))
+    folder.acquire()
+    write_raw(folder, {**raw, "written_at": datetime.now(UTC).isoformat()})
+    shown, report = cli("status", "--role", role), cli("status", "--role", role, "--json").json
+    folder.release()
+    assert [*SCHEMA.iter_errors(report)] == []
+    assert report.keys() <= json.loads(schema(STATUS))["properties"].keys()
+    assert shown.out.startswith(f"imds-bridge {raw['version']}, process {raw['pid']}, updated 0 s ago\n")
+    changed = {"written_at", "running"}
+    assert {name: report[name] for name in raw.keys() - changed} == {
+        name: raw[name] for name in raw.keys() - changed
+    }
+    lacking = ", ".join(report["not_known"])
+    assert (
+        f"\nNOT KNOWN, as a process of another version wrote the status: {lacking}\n" in shown.out
+    ) == bool(lacking)
+
+
+def paths_of(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield where each field of a status is, but for those of IMDS's document."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield (*path, name)
+        yield from paths_of(inner if name != "document" else None, (*path, name))
+
+
+@pytest.mark.parametrize("damage", [None, [5]])
+@pytest.mark.parametrize("role", ["forward", "listen", "relay", "console"])
+def test_each_field_that_is_missing_or_of_another_type_is_not_known_and_nothing_else(
+    cli: Cli, role: str, damage: Any
+) -> None:
+    folder = StateFolder(cli.state(role))
+    folder.path.mkdir(parents=True)
+    now = datetime.now(UTC)
+    whole = raw_status(now, role)
+    for path in paths_of(whole):
+        if path in {("role",), ("sinks", "ops")}:  # the folder has its name; a sink that is not there
+            continue
+        raw = json.loads(json.dumps(whole))
+        part = raw
+        for name in path[:-1]:
+            part = part[name]
+        part.pop(path[-1])
+        if damage and path[-1] not in ("missing", "auto", "out_of_work"):
+            part[path[-1]] = damage
+        write_raw(folder, raw)
+        report = read_report(folder, now)
+        assert report.not_known == [".".join(path)]
+        assert [*SCHEMA.iter_errors(json.loads("\n".join(json_lines(report))))] == []
+        lines = render(report)
+        assert f"NOT KNOWN, as a process of another version wrote the status: {'.'.join(path)}" in lines
+        assert lines[0].startswith("NOT R")
+        assert not [reason for reason in report.urgent if "not known" in reason]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x00\x00", '{"document": {"Events": 5}}'])
+@pytest.mark.parametrize("form", [(), ("--json",), ("--check",)])
+def test_a_damaged_file_exits_2_with_the_reason_in_any_form(
+    process: Process, cli: Cli, form: tuple[str, ...], text: str
+) -> None:
+    (process.folder.path / "status.json").write_text(text)
     done = cli("status", *form)
-    assert (done.code, "it is damaged" in done.err) == (2, True)
+    assert (done.code, "it cannot be read: " in done.err) == (2, True)
+
+
+def test_an_error_of_the_renderer_is_not_told_as_damage(
+    process: Process, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.write()
+    monkeypatch.setattr("bridge.service.status.table", lambda *_: 1 / 0)
+    done = cli("status")
+    assert (done.code, "damaged" in done.err) == (1, False)
 
 
 def test_the_status_of_a_relay_has_its_counts_and_no_imds(cli: Cli) -> None:
@@ -218,13 +279,6 @@ def test_the_status_of_a_relay_has_its_counts_and_no_imds(cli: Cli) -> None:
     assert "2 event(s) stay on the bus" in done.out
     cli.state("listen").mkdir()
     assert "`imds-bridge forward` has never run" in cli("status").err
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "\x00\x00"])
-def test_a_damaged_file_exits_2_with_the_reason(process: Process, cli: Cli, text: str) -> None:
-    (process.folder.path / "status.json").write_text(text)
-    done = cli("status")
-    assert (done.code, "it cannot be read: " in done.err) == (2, True)
 
 
 def test_without_a_status_it_exits_2_with_the_reason(process: Process, cli: Cli) -> None:
@@ -296,6 +350,8 @@ def test_the_status_of_the_real_process_is_live(imds: ImdsLab, call: Call, tmp_p
         pid = forward.wait_for_status(lambda written: written["document"] and written["pid"])
         done = call("status", "--json", "--config", forward.config)
         assert (done.code, done.json["pid"], done.json["vm"]) == (0, pid, "web-0")
+        assert [*SCHEMA.iter_errors(done.json)] == []
+        assert done.json["not_known"] == []
         assert (len(done.json["events"]), done.json["sinks"]["stdout"]["state"]) == (1, "ok")
         assert forward.stop() == 0, forward
     assert call("status", "--config", forward.config).code == 3

@@ -50,7 +50,7 @@ def test_a_message_is_completed_only_after_the_commit(tmp_path: Path) -> None:
     rig = ConsoleOnQueue(tmp_path)
     rig.queue.send(FleetVm("web-0").heartbeat(), message_id="1")
     thread = start_thread("bus", lambda: rig.bus.run_once(5.0))
-    wait_until(lambda: rig.receiver.status()["unsettled"] == 1)
+    wait_until(lambda: rig.receiver.status().unsettled == 1)
     assert not rig.queue.completed
     rig.writer.run_once(5.0)
     thread.join(10)
@@ -76,7 +76,7 @@ def test_a_message_that_is_no_event_is_dead_lettered(tmp_path: Path) -> None:
     rig.queue.send(b"{", message_id="1")
     rig.bus.run_once(5.0)
     assert len(rig.queue.dead_letters) == 1
-    assert rig.bus.status()["malformed"] == 1
+    assert rig.bus.status().malformed == 1
     rig.store.close()
 
 

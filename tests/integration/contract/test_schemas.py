@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator
 
 from bridge.approvals.command import COMMAND_APPROVE, parse_command
-from bridge.contract.schemas import CLOUDEVENT, NAMES, file_name
+from bridge.contract.schemas import CLOUDEVENT, NAMES, STATUS, file_name
 from bridge.contract.types import ATTRIBUTES, EVENT_NAMES, type_of
 from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent, StoredEvent, structured
@@ -89,7 +89,7 @@ def test_the_files_are_what_the_command_writes(call: Call, tmp_path: Path) -> No
     written = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
     assert written == {path.name: path.read_bytes() for path in SCHEMAS.glob("*.json")}
     files = {file_name(name) for name in EVENT_NAMES}
-    assert written.keys() == {*files, file_name(CLOUDEVENT)}
+    assert written.keys() == {*files, file_name(CLOUDEVENT), file_name(STATUS)}
     assert {path.name for path in EXAMPLES.iterdir()} == files
 
 
@@ -262,7 +262,7 @@ def test_the_samples_of_every_type_match_the_schemas() -> None:
     built = [event.envelope for event in (*samples(AT), make_test_event(AT, vm="web-0"))]
     assert [fault for envelope in built for fault in faults(envelope)] == []
     assert {envelope["dataschema"] for envelope in built} == {
-        schema["$id"] for name, schema in BY_NAME.items() if name not in (COMMAND_APPROVE, CLOUDEVENT)
+        schema["$id"] for name, schema in BY_NAME.items() if name not in (COMMAND_APPROVE, CLOUDEVENT, STATUS)
     }
 
 

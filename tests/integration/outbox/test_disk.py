@@ -39,6 +39,7 @@ from tests.support.outbox import (
     rows,
     waiting,
 )
+from tests.support.status import read_raw, write_raw
 
 
 @pytest.fixture
@@ -400,28 +401,28 @@ def test_a_trial_notices_a_disk_that_does_not_say_how_much_is_free(
 def test_a_full_disk_still_says_in_the_status_that_it_is_full(disk: SmallDisk) -> None:
     folder = StateFolder(disk.state)
     folder.acquire()
-    folder.write_status({"storage_error": None})
+    write_raw(folder, {"storage_error": None})
     disk.fill()
     for number in range(3):
-        folder.write_status({"storage_error": "full", "number": number})
-        assert folder.read_status() == {"storage_error": "full", "number": number}
+        write_raw(folder, {"storage_error": "full", "number": number})
+        assert read_raw(folder) == {"storage_error": "full", "number": number}
     with pytest.raises(OSError, match="No space"):
-        folder.write_status({"much": "x" * 100_000})
-    assert folder.read_status() == {"storage_error": "full", "number": 2}
+        write_raw(folder, {"much": "x" * 100_000})
+    assert read_raw(folder) == {"storage_error": "full", "number": 2}
     folder.release()
 
 
 def test_a_read_only_disk_leaves_the_old_status_and_says_that_the_process_runs(disk: SmallDisk) -> None:
     folder = StateFolder(disk.state)
     folder.acquire()
-    folder.write_status({"number": 1})
+    write_raw(folder, {"number": 1})
     folder.release()
     disk.set_read_only(True)
     folder.acquire()
     with pytest.raises(OSError, match="Read-only"):
-        folder.write_status({"number": 2})
+        write_raw(folder, {"number": 2})
     assert StateFolder(disk.state).owner() is not None
-    assert folder.read_status() == {"number": 1}
+    assert read_raw(folder) == {"number": 1}
     folder.release()
 
 

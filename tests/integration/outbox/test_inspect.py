@@ -19,6 +19,7 @@ from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox
 from bridge.outbox.state_dir import StateFolder
 from tests.support.clock import MovedClock
 from tests.support.outbox import TWO, commit, deliver, older_state, open_outbox, waiting
+from tests.support.status import write_raw
 
 OTHER_PROCESS = """
 import json, sys
@@ -50,16 +51,18 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
 def test_what_waits_is_listed_oldest_first_with_its_age_and_the_sinks_last_error(
     tmp_path: Path, outbox: Outbox
 ) -> None:
-    StateFolder(tmp_path).write_status({"sinks": {"b": {"last_error": "503"}}})
+    folder = StateFolder(tmp_path / "forward")
+    folder.path.symlink_to(tmp_path)
+    write_raw(folder, {"sinks": {"b": {"last_error": "503"}}})
     now = datetime.fromtimestamp(MovedClock().wall() + 90, UTC)
-    rows = inspect.waiting(StateFolder(tmp_path), None, 3, now)
+    rows = inspect.waiting(folder, None, 3, now)
     names = ("sink", "seq", "subject", "age_seconds", "last_error")
     assert [tuple(row[name] for name in names) for row in rows] == [
         ("b", 1, "1", 90, "503"),
         ("b", 2, "2", 90, "503"),
         ("a", 3, "3", 90, None),
     ]
-    assert [row["seq"] for row in inspect.waiting(StateFolder(tmp_path), "a", 9, now)] == [3, 4]
+    assert [row["seq"] for row in inspect.waiting(folder, "a", 9, now)] == [3, 4]
     assert outbox.storage_error is None
 
 

@@ -17,6 +17,7 @@ import pytest
 from bridge.errors import StateError
 from bridge.outbox.state_dir import StateFolder
 from tests.support.outbox import commit, failing_disk, open_outbox, waiting
+from tests.support.status import read_raw, write_raw
 
 HOLD = """
 import sys
@@ -145,8 +146,8 @@ def test_the_status_is_what_was_last_written(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path)
     assert folder.read_status() is None
     for status in ({"a": "x" * 40_000}, {"a": "\u00e9"}):
-        folder.write_status(status)
-        assert folder.read_status() == status
+        write_raw(folder, status)
+        assert read_raw(folder) == status
     assert [file.name for file in tmp_path.iterdir()] == ["status.json"]
 
 
@@ -159,12 +160,12 @@ def test_an_invalid_status_file_counts_as_none(tmp_path: Path, content: bytes) -
 
 def test_a_status_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path)
-    folder.write_status({"number": 1})
+    write_raw(folder, {"number": 1})
     with failing_disk() as disk:
         disk.fail(0)
         with pytest.raises(OSError, match="too large"):
-            folder.write_status({"number": 2})
-    assert folder.read_status() == {"number": 1}
+            write_raw(folder, {"number": 2})
+    assert read_raw(folder) == {"number": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["status.json"]
 
 

@@ -135,7 +135,7 @@ def test_a_vm_of_which_a_part_is_known_gets_its_session_and_another_after_a_move
     events = [reboot(imds, name) for name in ("web-0", "web-0", "web-0")]
     options: dict[str, Any] = {"queue": FLEET, "session": "{resource_group}.{vm}"}
     with Sender(bus, FLEET) as sender, BusRig(tmp_path, imds, bus, **options) as rig:
-        wait_until(lambda: rig.listener.status()["vm"] == "web-24")
+        wait_until(lambda: rig.listener.status().vm == "web-24")
         assert rig.commands._connection is None
         imds.describe("web-0", {})
         for event, group in zip(events, ("lab", "other", "other"), strict=True):

@@ -100,7 +100,7 @@ def test_a_missing_entity_is_received_from_once_it_is_there(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, caplog: pytest.LogCaptureFixture
 ) -> None:
     with BusRig(tmp_path, imds, bus, queue="later") as rig:
-        wait_until(lambda: rig.commands.status()["last_error"])
+        wait_until(lambda: rig.commands.status().last_error)
         assert bus_receiver.RETRY_LIMIT_SECONDS <= 5
         bus.create_queue("later")
         with Sender(bus, "later") as sender:

@@ -31,7 +31,7 @@ def _rest_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for_rest(rig: BusRig, bus: ServiceBusLab) -> None:
-    wait_until(lambda: rig.commands.status()["rests"] and bus.connections == 0)
+    wait_until(lambda: rig.commands.status().rests and bus.connections == 0)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_a_look_that_fails_is_told_until_one_succeeds(
         with Sender(bus) as sender:
             sender.send(command("E-1", id="c"))
         bus.fault("unauthorized")
-        assert rig.commands.status()["last_error"] is None
+        assert rig.commands.status().last_error is None
         monkeypatch.setattr(rig.listener._bridge_events, "_heartbeat_at", 0.0)
-        wait_until(lambda: "role" in (rig.commands.status()["last_error"] or ""))
+        wait_until(lambda: "role" in (rig.commands.status().last_error or ""))
         bus.stop_listening()
         bus.clear_faults()
-        wait_until(lambda: "role" not in (rig.commands.status()["last_error"] or "role"))
+        wait_until(lambda: "role" not in (rig.commands.status().last_error or "role"))
         bus.listen_again()
         assert rig.receipt_of("c")["Reason"] == "unknown_event"
         wait_for_rest(rig, bus)
-        assert rig.commands.status()["last_error"] is None
+        assert rig.commands.status().last_error is None
         assert reasons(rig.receipts()) == ["unknown_event"]

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from http.client import HTTPConnection
 
 import pytest
@@ -28,7 +29,7 @@ class Served:
         registry = CollectorRegistry()
         Meter(registry, ["ops"])
         self.server = MetricsServer(listen, role=role, registry=registry, clock=self.clock)
-        self.server.start(lambda: self.status, last)
+        self.server.start(lambda: self.status, last=last)
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str, bytes]:
         """Return the status, the content type and the body of an answer."""
@@ -59,7 +60,7 @@ def test_each_path_is_served_and_others_name_those_that_exist(served: Served) ->
 
 
 def test_what_is_not_ready_answers_503_with_the_reason_and_is_alive(served: Served) -> None:
-    served.status["storage_error"] = "disk full"
+    served.status = replace(served.status, storage_error="disk full")
     status, _, body = served.get("/readyz")
     assert status == 503
     assert json.loads(body) == {

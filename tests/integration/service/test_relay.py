@@ -144,7 +144,7 @@ def test_an_uncompleted_message_keeps_its_lock_for_longer_than_a_lock_lasts(
         disk.recover()
         rig.outbox.recover()
         rig.wait_until_settled()
-    assert rig.relay.status()["repeated"] == 0
+    assert rig.relay.status().repeated == 0
 
 
 def test_without_a_disk_only_a_limited_number_of_bytes_is_received(
@@ -183,7 +183,7 @@ def test_a_bus_that_goes_away_is_used_again_once_it_is_back(
             rig.sinks[0].wait_for(5 * (turn + 1))
             rig.wait_until_settled()
             bus.stop_listening()
-            wait_until(lambda: rig.relay.status()["last_error"])
+            wait_until(lambda: rig.relay.status().last_error)
             bus.listen_again()
             rig.wait_for_status(last_error=None)
     assert sorted(rig.sinks[0].ids()) == names(15)

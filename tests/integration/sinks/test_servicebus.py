@@ -174,7 +174,7 @@ def test_an_entity_with_partitions_gets_61_events_of_a_document_at_once_over_one
     with closing(delivery):
         delivery.outbox.commit(events)
         assert delivery.deliver(seconds=100) == []  # no wait
-        assert delivery.dispatcher.status()["last_error"] is None
+        assert delivery.dispatcher.status().last_error is None
     assert arrived(bus, entity["queue"]) == ids(events)
     assert sink._link.is_open
     assert bus.applied("connect") == 1

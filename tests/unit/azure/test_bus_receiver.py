@@ -134,7 +134,7 @@ def test_after_an_error_of_the_sdk_or_a_receiver_that_it_has_shut_the_connection
     shown: list[str] = []
 
     def fail_three_times() -> None:
-        shown.append(receiver.status()["last_error"] or "")
+        shown.append(receiver.status().last_error or "")
         if len(shown) in (1, 2):
             raise TypeError("unexpected")
         sdk._handler._shutdown = len(shown) == 3
@@ -157,12 +157,12 @@ def test_it_rests_without_a_connection_once_a_look_has_found_nothing(
 ) -> None:
     receiver.receive_until(receiver.clock.monotonic())
     thread = start_thread("commands", receiver.run)
-    wait_until(lambda: receiver.status()["rests"])
+    wait_until(lambda: receiver.status().rests)
     assert sdk.opened == 1
-    assert receiver.status()["looked_at"]
+    assert receiver.status().looked_at
     receiver.receive_until(receiver.clock.monotonic() + LIMIT_SECONDS)
     wait_until(lambda: sdk.opened == 2)
-    assert not receiver.status()["rests"]
+    assert not receiver.status().rests
     stop.set()
     thread.join(LIMIT_SECONDS)
 
@@ -177,13 +177,13 @@ def test_a_look_that_fails_is_repeated_and_told(sdk: FakeSdk, receiver: BusRecei
 
     sdk.on_open = fail
     receiver.receive_until(receiver.clock.monotonic())
-    shown: list[str | None] = []
-    sdk.on_receive = lambda: shown.append(receiver.status()["last_error"])
+    shown: list[object] = []
+    sdk.on_receive = lambda: shown.append(receiver.status().last_error)
     thread = start_thread("commands", receiver.run)
-    wait_until(lambda: receiver.status()["rests"])
+    wait_until(lambda: receiver.status().rests)
     assert len(tries) == 5
     assert "no role" in str(shown[0])
-    wait_until(lambda: receiver.status()["last_error"] is None)
+    wait_until(lambda: receiver.status().last_error is None)
     stop.set()
     thread.join(LIMIT_SECONDS)
 

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import socket
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -120,3 +121,18 @@ def test_an_approval_names_events_and_maybe_incarnation(
     assert head.startswith(f"POST /metadata/scheduledevents?api-version={version} HTTP/1.1".encode())
     assert json.loads(content) == {"StartRequests": [{"EventId": "A"}, {"EventId": "b"}], **more}
     assert slow.waited() == [10]
+
+
+def test_the_clock_is_compared_with_imds_at_every_moment_since_its_last_answer(
+    slow: SlowImds, client: ImdsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.clock_ahead_seconds is None
+    date = f"HTTP/1.1 200 OK\r\nDate: {format_datetime(slow.clock.now(), usegmt=True)}\r\n".encode()
+    monkeypatch.setattr(f"{__name__}.ANSWER", ANSWER.replace(b"HTTP/1.1 200 OK\r\n", date))
+    client.document()
+    slow.clock.advance(3600)  # IMDS answers no more
+    assert client.clock_ahead_seconds == 0
+    slow.clock.jump(1200)
+    assert client.clock_ahead_seconds == 1200
+    slow.clock.jump(-1290)
+    assert client.clock_ahead_seconds == -90

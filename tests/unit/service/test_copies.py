@@ -132,9 +132,9 @@ def test_while_copies_are_held_the_sink_rests_and_no_notice_counts_as_undelivere
     assert rested == [0.0]
     rig.clock.advance(60)
     status = rig.dispatcher.status()
-    assert (status["is_held"], status["backlog"], status["notice_until"]) == (True, 1, None)
+    assert (status.is_held, status.backlog, status.notice_until) == (True, 1, None)
     rig.deliver()
-    assert rig.dispatcher.status()["is_held"] is False
+    assert rig.dispatcher.status().is_held is False
 
 
 def test_a_stop_sends_what_is_held(rig: MovedDelivery) -> None:
@@ -176,5 +176,5 @@ def test_a_copy_that_is_not_held_because_the_state_cannot_be_written_counts_as_w
     rig.dispatcher.step()
     rig.clock.advance(20.0)
     status = rig.dispatcher.status()
-    assert status["oldest_waits_seconds"] == 20.0
-    assert status["notice_until"]
+    assert status.oldest_waits_seconds == 20.0
+    assert status.notice_until

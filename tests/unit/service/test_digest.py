@@ -247,8 +247,8 @@ def test_what_only_gathers_does_not_wait(make: Make) -> None:
         notice(rig, f"n{number}", seconds=7200.0)
         run(rig, 150)
         status = rig.dispatcher.status()
-        assert (status["oldest_waits_seconds"], status["notice_until"]) == (0.0, None), number
-        assert status["backlog"] == number + 1
+        assert (status.oldest_waits_seconds, status.notice_until) == (0.0, None), number
+        assert status.backlog == number + 1
     assert rig.sink.batches == [["first"], ["gathers"]]
 
 
@@ -258,9 +258,9 @@ def test_what_is_due_and_cannot_be_sent_waits_since_it_was_due(make: Make) -> No
     rig.sink.refuse = lambda _: Unavailable("no", status=503)
     run(rig, 29 + 100)
     status = rig.dispatcher.status()
-    assert status["oldest_waits_seconds"] == pytest.approx(100.0, abs=0.2)
-    assert status["notice_until"] is not None
-    assert status["state"] == "retrying"
+    assert status.oldest_waits_seconds == pytest.approx(100.0, abs=0.2)
+    assert status.notice_until is not None
+    assert status.state == "retrying"
 
 
 # --- failures ---

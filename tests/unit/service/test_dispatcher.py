@@ -132,12 +132,12 @@ def test_a_receiver_that_asks_for_time_gets_it_while_the_process_stops(make: Mak
 def test_the_status_shows_the_next_try_as_long_as_something_fails(make: Make) -> None:
     rig = make(*(unavailable(status=None) for _ in range(3)))
     rig.commit("1", type_=OTHER_TYPE)
-    assert rig.dispatcher.status()["next_retry_at"] is None
+    assert rig.dispatcher.status().next_retry_at is None
     rig.deliver(seconds=1)
     after_two = rig.clock.now() + timedelta(seconds=0.5)
-    assert rig.dispatcher.status()["next_retry_at"] == iso_utc(after_two)
+    assert rig.dispatcher.status().next_retry_at == iso_utc(after_two)
     rig.deliver()
-    assert rig.dispatcher.status()["next_retry_at"] is None
+    assert rig.dispatcher.status().next_retry_at is None
 
 
 def test_what_will_never_be_accepted_is_dead_lettered_and_the_next_goes_on(make: Make) -> None:
@@ -147,8 +147,8 @@ def test_what_will_never_be_accepted_is_dead_lettered_and_the_next_goes_on(make:
     assert rig.received() == ["2"]
     assert rig.dead() == [("1", "rejected", "https://x answered 422: no such channel")]
     status = rig.dispatcher.status()
-    assert (status["state"], status["backlog"]) == ("ok", 0)
-    assert status["last_error"] == "1: https://x answered 422: no such channel"
+    assert (status.state, status.backlog) == ("ok", 0)
+    assert status.last_error == "1: https://x answered 422: no such channel"
 
 
 @pytest.mark.parametrize(("uncertain", "is_delivered"), [(1, True), (0, False)])
@@ -194,7 +194,7 @@ def test_the_pauses_between_retries_go_on_after_a_restart_and_no_clock_makes_one
         clock = MovedClock(wall)
         with closing(MovedDelivery(rig.folder.path, clock=clock, max_age_seconds=FOREVER)) as again:
             again.sink.refuse = lambda _: unavailable()
-            assert again.dispatcher.status()["failures"] == tries
+            assert again.dispatcher.status().failures == tries
             tries += 1
             assert 20 < again.deliver(seconds=70)[0] <= 60
 
@@ -221,7 +221,7 @@ def test_a_sink_that_answers_with_a_refusal_counts_as_reachable(make: Make) -> N
     rig = make(unavailable(), Rejected("400"))
     rig.commit("1")
     assert rig.deliver() == [0.5]
-    assert (rig.dispatcher.status()["state"], rig.dispatcher.status()["failures"]) == ("rejecting", 0)
+    assert (rig.dispatcher.status().state, rig.dispatcher.status().failures) == ("rejecting", 0)
 
 
 def test_a_batch_that_is_accepted_in_part_goes_on_behind_that_part(make: Make) -> None:
@@ -256,7 +256,7 @@ def test_a_receiver_that_is_gone_gets_no_more_events_and_none_is_lost(
     rig.run_to_the_end()
     assert (rig.received(), rig.dead(), rig.sink.is_closed) == ([], [], True)
     status = rig.dispatcher.status()
-    assert (status["state"], status["backlog"]) == ("gone", 3)
+    assert (status.state, status.backlog) == ("gone", 3)
     assert [record.levelno for record in caplog.records if "410 Gone" in record.message] == [logging.ERROR]
 
 
@@ -293,11 +293,11 @@ def test_an_event_that_keeps_failing_is_retried_on_its_own_until_it_is_too_old(
         rig.commit(str(number))
         rig.deliver(seconds=300)
         assert rig.received() == [str(one) for one in range(number + 1)]
-    assert rig.dispatcher.status()["state"] == "retrying"
-    assert rig.dispatcher.status()["next_retry_at"] is not None
+    assert rig.dispatcher.status().state == "retrying"
+    assert rig.dispatcher.status().next_retry_at is not None
     rig.deliver()
     assert [(name, reason) for name, reason, _ in rig.dead()] == [("bad", "expired")]
-    assert rig.dispatcher.status()["state"] == "ok"
+    assert rig.dispatcher.status().state == "ok"
     (line,) = [record for record in caplog.records if "retried on its own" in record.message]
     assert vars(line)["event"] == "bad"
 
@@ -443,12 +443,12 @@ def test_the_status_shows_how_a_sink_is(make: Make) -> None:
     rig.commit("1", "2")
     rig.clock.advance(7)
     before = rig.dispatcher.status()
-    assert (before["backlog"], before["oldest_waits_seconds"], before["last_success_at"]) == (2, 7.0, None)
+    assert (before.backlog, before.oldest_waits_seconds, before.last_success_at) == (2, 7.0, None)
     rig.deliver()
     after = rig.dispatcher.status()
-    assert (after["backlog"], after["oldest_waits_seconds"], after["failures"]) == (0, None, 0)
-    assert after["last_error"] == "503"
-    assert after["last_error_at"] < after["last_success_at"]
+    assert (after.backlog, after.oldest_waits_seconds, after.failures) == (0, None, 0)
+    assert after.last_error == "503"
+    assert str(after.last_error_at) < str(after.last_success_at)
 
 
 def test_an_expired_dead_letter_names_the_last_error_of_the_receiver(make: Make) -> None:
@@ -468,7 +468,7 @@ def test_what_waits_while_a_program_runs_within_its_limit_has_not_waited(make: M
     for at_work, waits_seconds, notice_until in ((True, 0.0, None), (False, 400.0, until)):
         rig.sink.is_at_work = at_work
         status = rig.dispatcher.status()
-        assert (status["backlog"], status["oldest_waits_seconds"], status["notice_until"]) == (
+        assert (status.backlog, status.oldest_waits_seconds, status.notice_until) == (
             *(2, waits_seconds),
             notice_until,
         )
@@ -479,15 +479,15 @@ def test_the_status_shows_until_when_a_notice_that_waits_is_one(make: Make) -> N
     soon, later = (rig.clock.now() + timedelta(seconds=seconds) for seconds in (30, 900))
     for kind, until in (("completed", soon), ("updated", later), ("scheduled", soon)):
         rig.commit(kind, type_=f"io.imdsbridge.scheduledevent.{kind}.v1", NotBeforeUtc=iso_utc(until))
-    assert rig.dispatcher.status()["notice_until"] is None
+    assert rig.dispatcher.status().notice_until is None
     rig.clock.advance(5.1)
-    assert rig.dispatcher.status()["notice_until"] == iso_utc(soon)
+    assert rig.dispatcher.status().notice_until == iso_utc(soon)
     rig.deliver()
-    assert rig.dispatcher.status()["notice_until"] is None
+    assert rig.dispatcher.status().notice_until is None
     began = rig.clock.now()
     rig.commit("1", type_="io.imdsbridge.scheduledevent.started.v1", NotBeforeUtc="never")
     rig.clock.advance(60)
-    assert rig.dispatcher.status()["notice_until"] == iso_utc(began)
+    assert rig.dispatcher.status().notice_until == iso_utc(began)
 
 
 # --- dead letters again ---
@@ -813,7 +813,7 @@ def test_an_event_that_keeps_failing_is_not_shown_as_held_and_ends_no_pause_of_a
     copies.deliver(seconds=1)
     copies.commit("ok")
     copies.deliver(seconds=100)
-    assert not copies.dispatcher.status()["is_held"]
+    assert not copies.dispatcher.status().is_held
     digest = make(digest_seconds=300.0, max_age_seconds=FOREVER)
     digest.sink.is_digest = True
     digest.sink.refuse = refuse

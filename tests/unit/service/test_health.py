@@ -79,6 +79,10 @@ def test_a_sink_that_retries_needs_nobody_before_the_limit() -> None:
     [
         ({"failed_share": 0.9, "last_error": "429"}, "IMDS fails to answer 90% of the requests, .*: 429"),
         ({"failed_share": 0.6}, "60% .*: the last request was answered"),
+        ({"clock_ahead_seconds": 1200.4}, "this VM's clock is 1200 s ahead of IMDS's, and so times"),
+        ({"clock_ahead_seconds": -31}, "this VM's clock is 31 s behind IMDS's"),
+        ({"role": "listen", "clock_ahead_seconds": 31}, "this VM's clock is 31 s ahead of IMDS's"),
+        ({"role": "listen", "dry_run": True}, "dry run: nothing is approved and no program is run until"),
         (
             {"identity_error": "no answer"},
             "instance data is missing or incomplete, so approvals may wait: no answer",
@@ -92,6 +96,11 @@ def test_what_delays_notices_or_hides_alerts_needs_a_person_although_the_process
     assert find_unready(status(**changes), NOW) == []
     (found,) = find_urgent(status(**changes), NOW)
     assert re.search(reason, found)
+
+
+@pytest.mark.parametrize("seconds", [30.0, -30.0, None])
+def test_a_clock_that_is_right_needs_nobody(seconds: float | None) -> None:
+    assert find_urgent(status(clock_ahead_seconds=seconds), NOW) == []
 
 
 def test_few_failures_of_imds_need_nobody() -> None:

@@ -491,7 +491,7 @@ def test_another_name_counts_once_no_program_runs_and_no_command_waits(make_list
     rig.run(2)
     machine.finish(code=0)
     rig.run(2)
-    assert (rig.outbox.epoch, rig.listener.status()["waiting_commands"]) == (epoch, 1)
+    assert (rig.outbox.epoch, rig.listener.status().waiting_commands) == (epoch, 1)
     rig.run(40)
     told = [(one["reporterepoch"] == epoch, one["data"].get("Reason")) for one in rig.events()]
     assert told[-3:] == [(True, "unknown_event"), (True, "Stopping"), (False, "Started")]
@@ -510,6 +510,6 @@ def test_on_another_vm_nothing_is_continued_that_the_state_began(make_listener: 
     rig.restart(vm=Vm(name="web-0", vm_id="a-clone"))
     rig.imds.show()
     rig.run(3)
-    assert rig.listener.status()["waiting_commands"] == 0
+    assert rig.listener.status().waiting_commands == 0
     assert rig.receipts() == []
     assert len(rig.imds.posts) == posted

@@ -286,11 +286,11 @@ def test_a_command_waits_until_imds_answers_well_again(
     rig.send(event)
     rig.run(10)
     assert rig.receipts() == []
-    assert rig.listener.status()["last_error"]
+    assert rig.listener.status().last_error
     rig.imds.restore()
     rig.run(2)
     assert rig.reasons() == ["approved"]
-    assert rig.listener.status()["last_error"] is None
+    assert rig.listener.status().last_error is None
     assert len(rig.queue.completed) == 1
 
 
@@ -500,7 +500,7 @@ def test_the_error_of_an_event_that_has_gone_is_shown_no_more(rig: ListenerRig) 
     rig.imds.bad[event] = failing(rig, 500)
     rig.send(event)
     rig.run(2)
-    assert rig.listener.status()["last_error"] == "answered 500"
+    assert rig.listener.status().last_error == "answered 500"
     rig.imds.remove(event)
     rig.run(2)
-    assert rig.listener.status()["last_error"] is None
+    assert rig.listener.status().last_error is None

@@ -82,8 +82,8 @@ def test_a_failed_program_is_a_receipt_needs_a_person_and_prepares_nothing(
     machine.finish(code=1)
     rig.run(30)
     assert (rig.prepared(), rig.reasons(), len(machine.runs)) == ([], ["not_prepared"], 2)
-    (shown,) = rig.listener.status()["auto"]
-    assert (shown["EventId"], shown["NeedsPerson"]) == (event, True)
+    (shown,) = rig.listener.status().auto or ()
+    assert (shown.EventId, shown.NeedsPerson) == (event, True)
     assert rig.programs == {"failed": 1}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from bridge.approvals.state import OutOfWorkReason
 from bridge.config.approvals import AutoSettings
+from bridge.contract.status import OutOfWork
 from bridge.errors import ImdsError
 from bridge.outbox.rows import DAMAGE, OWED, REQUEST, SIZE_LIMIT, STATE, STATE_FOLDER_GONE, Loss
 from bridge.service.answers import STAY
@@ -19,6 +20,7 @@ from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig, MakeListener
 from tests.support.machine import Machine, program
 from tests.support.outbox import FailingDisk, failing_disk, kill
+from tests.support.status import process_status
 
 DRAIN, RECOVER, NEW = program(), program("recover"), program("new")
 RULE = {"run": [DRAIN], "recover": [RECOVER], "group": True}
@@ -64,13 +66,13 @@ def told(rig: ListenerRig, name: str) -> list[dict[str, Any]]:
     return [one["data"] for one in rig.events() if one["type"] == f"io.imdsbridge.approval.{name}.v1"]
 
 
-def out_of_work(rig: ListenerRig) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = rig.listener.status()["out_of_work"]
-    return found
+def out_of_work(rig: ListenerRig) -> list[OutOfWork]:
+    return [*(rig.listener.status().out_of_work or ())]
 
 
 def urgent(rig: ListenerRig) -> str:
-    return str(find_urgent({"role": "listen", "sinks": {}, **rig.listener.status()}, rig.clock.now()))
+    status = process_status(rig.clock.now(), "listen")
+    return str(find_urgent(replace(status, flow=rig.listener.status()), rig.clock.now()))
 
 
 def restart(rig: ListenerRig, *rules: dict[str, Any], **more: Any) -> None:
@@ -82,7 +84,7 @@ def test_recover_runs_once_the_event_is_over_and_is_published(rig: ListenerRig, 
     rig.imds.change(event, EventStatus="Started", NotBefore="")
     rig.run(30)
     assert machine.names == [DRAIN]
-    assert out_of_work(rig)[0]["Why"] == f"until Reboot {event} is over"
+    assert out_of_work(rig)[0].Why == f"until Reboot {event} is over"
     rig.imds.remove(event)
     rig.run(1)
     assert machine.names == [DRAIN, RECOVER]
@@ -121,7 +123,7 @@ def test_an_event_that_leaves_in_the_middle_of_the_program_recovers_after_the_pr
     rig.imds.remove(event)
     rig.run(4)
     assert (machine.names, len(machine.asked_to_end)) == ([DRAIN], 1)
-    assert out_of_work(rig)[0]["Why"] == f"until {DRAIN} has ended"
+    assert out_of_work(rig)[0].Why == f"until {DRAIN} has ended"
     machine.finish(code=0)
     rig.run(1)
     assert machine.names == [DRAIN, RECOVER]
@@ -147,7 +149,7 @@ def test_what_cannot_be_read_is_not_absent(rig: ListenerRig, machine: Machine) -
     event = prepared(rig, machine)
     rig.imds.show({"EventId": 7})
     rig.run(30)
-    assert (machine.names, "it is certain" in out_of_work(rig)[0]["Why"]) == ([DRAIN], True)
+    assert (machine.names, "it is certain" in str(out_of_work(rig)[0].Why)) == ([DRAIN], True)
     rig.imds.incarnation = 0
     rig.imds.show({"EventId": 7})
     rig.run(1)
@@ -210,10 +212,10 @@ def test_a_reset_is_seen_over_a_restart_also_after_changes_that_concern_others(
     rig.restart()
     rig.imds.show()
     rig.run(30)
-    assert (machine.names, out_of_work(rig)[0]["IsHeld"]) == ([DRAIN], True)
+    assert (machine.names, out_of_work(rig)[0].IsHeld) == ([DRAIN], True)
     rig.imds.show(*shown)
     rig.run(1)
-    assert out_of_work(rig)[0]["Why"] == f"until Reboot {event} is over"
+    assert out_of_work(rig)[0].Why == f"until Reboot {event} is over"
 
 
 def test_what_was_prepared_on_a_full_disk_is_put_back_after_a_kill(
@@ -289,7 +291,7 @@ def test_what_is_prepared_is_recorded_also_where_its_rule_had_no_recover_then(
     first = prepared(rig, machine, "web-0", "web-1")
     restart(rig, RULE)
     rig.run(2)
-    assert (machine.names, out_of_work(rig)[0]["Why"]) == ([DRAIN], f"until Reboot {first} is over")
+    assert (machine.names, out_of_work(rig)[0].Why) == ([DRAIN], f"until Reboot {first} is over")
     rig.imds.remove(prepared(rig, machine))
     rig.run(5)
     assert machine.names == [DRAIN, DRAIN]
@@ -385,7 +387,7 @@ def test_a_request_is_not_carried_out_while_an_event_stands_and_not_later(
     rig: ListenerRig, machine: Machine
 ) -> None:
     event = prepared(rig, machine, "web-0", "web-1")
-    assert out_of_work(rig)[0]["IsHeld"]
+    assert out_of_work(rig)[0].IsHeld
     rig.outbox.commit([], records={(STATE, REQUEST): "done"})
     rig.run(5)
     rig.imds.remove(event)
@@ -451,7 +453,7 @@ def test_a_vm_that_is_out_of_work_for_two_hours_without_an_event_is_told_once(
     reasons: list[OutOfWorkReason] = [one["Reason"] for one in told(rig, "outofwork")]
     assert reasons == ["TwoHours"]
     assert machine.names == [DRAIN] + [RECOVER] * (not is_dry_run)
-    assert out_of_work(rig)[0]["Why"] == ("dry run: nothing is run" if is_dry_run else f"{RECOVER} runs")
+    assert out_of_work(rig)[0].Why == ("dry run: nothing is run" if is_dry_run else f"{RECOVER} runs")
     assert "out of work" in urgent(rig)
 
 

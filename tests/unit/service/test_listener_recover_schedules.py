@@ -415,7 +415,7 @@ class World:
             self.step(2.0)
         if self.is_out or self.recover_began_at < self.run_ended_at:
             self._fault("the VM is out of work in the end")
-        if owed := self.rig.listener.status()["out_of_work"]:
+        if owed := self.rig.listener.status().out_of_work:
             self._fault(f"owed in the end: {owed}")
         if self.plans:
             self._fault("a program runs in the end")

@@ -197,7 +197,7 @@ def test_a_command_for_another_vm_is_answered_ten_minutes_after_a_look(resting: 
 
 
 def test_a_look_that_fails_is_repeated_and_a_heartbeat_tells_the_last_one(resting: ListenerRig) -> None:
-    looked_at = resting.receiver.status()["looked_at"]
+    looked_at = resting.receiver.status().looked_at
     resting.receiver.last_error = "the role is missing"
     resting.send("unknown", id="c")
     resting.run(1900.0)

@@ -11,13 +11,14 @@ from email.utils import format_datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from bridge.config.models import ImdsSettings
+from bridge.contract.status import Status, from_json
 from bridge.contract.types import LOSS_REASONS, RECEIPT_REASONS, TYPE_PREFIX
 from bridge.errors import ImdsError, Rejected, Unavailable
 from bridge.events.model import CloudEvent
@@ -28,7 +29,7 @@ from infra.contract.data import DATA
 from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.moved_delivery import MovedDelivery
-from tests.support.status import process_status, sink_status
+from tests.support.status import bus_status, raw_status, sink_status
 
 
 def new_event(type_: str, data: dict[str, Any]) -> CloudEvent:
@@ -42,8 +43,12 @@ class Scrape:
         self.registry = CollectorRegistry()
         self.meter = Meter(self.registry, ["ops"])
         self.clock = MovedClock()
-        self.status = process_status(self.clock.now(), last_good_at=None, left_sinks={"old": 7})
-        self.registry.register(StatusCollector(lambda: self.status, self.clock))
+        self.status = raw_status(self.clock.now(), last_good_at=None, left_sinks={"old": 7})
+        self.outbox = Mock(storage_errors=3, **{"size_bytes.return_value": 4096})
+        self.registry.register(StatusCollector(self.read, self.outbox, self.clock))
+
+    def read(self) -> Status:
+        return from_json(self.status, self.status["role"])
 
     def value(self, name: str, **labels: str) -> float | None:
         """Return a sample's value, None if there is none."""
@@ -175,20 +180,21 @@ def test_a_scrape_shows_the_sinks_and_the_bus(scrape: Scrape) -> None:
         next_retry_at=(now + timedelta(seconds=30)).isoformat(),
         dead_letters=1,
     )
-    scrape.status |= process_status(
+    scrape.status = raw_status(
         now,
         "listen",
-        commands={"last_error": "detached", "looked_at": "2026-11-22T09:00:00.000Z"},
+        commands=bus_status(last_error="detached", looked_at="2026-11-22T09:00:00.000Z"),
         waiting_commands=2,
+        dry_run=True,
         out_of_work=[{"Since": (now - timedelta(seconds=90)).isoformat()}],
         storage_error="disk full",
-        storage_errors=3,
         sinks={"ops": sink},
         left_sinks={"old": 7},
     )
     assert scrape.value("bus_connected") == 0
     assert scrape.value("bus_looked_timestamp_seconds") == datetime(2026, 11, 22, 9, tzinfo=UTC).timestamp()
     assert scrape.value("waiting_commands") == 2
+    assert (scrape.value("clock_ahead_seconds"), scrape.value("dry_run")) == (0.4, 1)
     assert scrape.value("out_of_work_seconds") == pytest.approx(90, abs=0.1)
     assert scrape.value("storage_available") == 0
     assert scrape.value("storage_errors_total") == 3
@@ -253,7 +259,7 @@ def test_an_event_of_this_vm_that_has_started_or_will_soon_explains_its_silence(
 
 def test_missing_instance_data_has_a_series_in_each_role(scrape: Scrape) -> None:
     for role in ("forward", "listen", "relay"):
-        scrape.status["role"] = role
+        scrape.status = raw_status(scrape.clock.now(), role)
         for error, value in ((None, 1), ("no answer", 0)):
             scrape.status["identity_error"] = error
             assert scrape.value("instance_data_available") == value

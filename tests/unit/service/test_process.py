@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from bridge.config.models import Config
+from bridge.contract.status import Status
 from bridge.errors import ConfigError, Incomplete, StateError
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Signals, Stop
@@ -22,6 +23,7 @@ from bridge.service.process import Flow, Process
 from tests.support.clock import MovedClock
 from tests.support.forward import parts_of
 from tests.support.process import LIMIT_SECONDS
+from tests.support.status import process_status
 
 
 def make_outbox() -> Mock:
@@ -50,10 +52,10 @@ class Folder(StateFolder):
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"))
-        self.statuses: list[dict[str, Any]] = []
+        self.statuses: list[Status] = []
         self.error: OSError | None = None
 
-    def write_status(self, status: dict[str, Any]) -> None:
+    def write_status(self, status: Status) -> None:
         if self.error:
             raise self.error
         self.statuses.append(status)
@@ -66,7 +68,7 @@ def make_sender() -> Any:
         name="ops",
         dead_lettered=0,
         begin_drain=lambda: None,
-        status=lambda: {"state": "retrying"},
+        status=lambda dead: (dead, "retrying"),
         run=lambda: stop.wait(None),
         stop_when_drained=stop.set,
     )
@@ -83,7 +85,6 @@ class Doubles:
         self.loop_ended = threading.Event()
         self.metrics = Mock(**{"close.side_effect": self._note_closed})
         self.sinks: list[Any] = []
-        self.status: dict[str, Any] = {"vm": "web-0", "document": None}
         self.jumps = 0
         self.was_open_to_metrics = False
 
@@ -103,7 +104,7 @@ class Doubles:
         )
         flow = Flow(
             loops={"poll": self._loop},
-            status=lambda: {**self.status},
+            status=lambda: process_status(self.clock.now()).flow,
             faults=None if faults is None else lambda: faults,
         )
         signals = cast("Signals", MovedSignals(self.clock, seconds))
@@ -152,8 +153,8 @@ def test_the_status_is_written_every_five_seconds_and_at_the_end() -> None:
     rig.outbox.dead_letter_counts.return_value = {"ops": 3}
     process = rig.process(seconds=99, dispatchers=lambda: [make_sender()])
     process.run()
-    assert [status["running"] for status in rig.folder.statuses] == [True] * 20 + [False]
-    assert rig.folder.statuses[0]["sinks"] == {"ops": {"state": "retrying", "dead_letters": 3}}
+    assert [status.running for status in rig.folder.statuses] == [True] * 20 + [False]
+    assert vars(rig.folder.statuses[0])["sinks"] == {"ops": (3, "retrying")}
 
 
 class Waits(Stop):
@@ -186,7 +187,7 @@ def test_the_state_is_tried_in_a_quiet_minute_and_shows_until_a_try_succeeds(
     def look(tick: int) -> None:
         process._look_after_state()
         rig.outbox.changes = 7 if tick < 6 else 8
-        shown.setdefault(trial.call_count, (tick, rig.folder.statuses[-1]["storage_error"] is None))
+        shown.setdefault(trial.call_count, (tick, rig.folder.statuses[-1].storage_error is None))
 
     waits = Waits(*(partial(look, tick) for tick in range(12 * 4)))
     process._parts.stop = waits
