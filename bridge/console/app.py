@@ -32,7 +32,7 @@ from starlette.types import ASGIApp
 
 from bridge import __version__
 from bridge.config.console import ConsoleSettings
-from bridge.console import api, expected, fleet, forget, history, now, rows, story
+from bridge.console import api, expected, fleet, forget, history, now, rows, story, waves
 from bridge.console.access import Guard
 from bridge.console.approve import COOKIE, COOKIE_SECONDS, Approvals, NotApproved, Sessions, new_session
 from bridge.console.ingest import Ingest
@@ -150,14 +150,17 @@ class Web:
         of_place = wanted.only(*rows.OF_PLACE)
         silent = replace(of_place, status="unwatched")
         with self.store.reading() as store:
-            dues = rows.count_due(store, wanted)
-            page = _page_of(request, sum(count for count, _, _ in dues.values()))
-            found = rows.open_events(store, wanted, limit=page.size, offset=page.first)
-            shown, types = rows.mine_first(store, found, wanted), rows.count_types(store)
+            dues, types = rows.count_due(store, wanted), rows.count_types(store)
+            found, asked = waves.waves(rows.every_open(store, wanted)), request.query_params.get("wave", "")
+            opened = waves.wave_of(found, asked)
+            lines = [waves.Wave((event,)) for event in opened.events] if opened else found
+            page = _page_of(request, len(lines))
+            shown = waves.with_rows(store, lines[page.first : page.last], wanted)
             counts = rows.count_vms(store, of_place)
             everything = rows.count_vms(store) if of_place else counts
             known = everything[""] - everything["unknown"] - everything["unheard"]
-            filters = self._filters(store, wanted, "/", [one for one, _, _ in types], window=window)
+            kept = {"window": window, "wave": opened.key if opened else ""}
+            filters = self._filters(store, wanted, "/", [one for one, _, _ in types], **kept)
             unmatched = "VM" if not counts[""] else "event" * bool(filters["unmatched"])
             headline = now.headline(dues, vms=known, is_filtered=bool(wanted), unmatched=unmatched)
             context = {
@@ -169,6 +172,8 @@ class Web:
                 "timeline": now.timeline(shown, at, window),
                 "windows": now.WINDOWS,
                 "rows": shown,
+                "opened": opened,
+                "is_over": asked and not opened,
                 "paging": page,
                 "ended": rows.mine_first(
                     store, rows.ended_events(store, at - HOUR, wanted, limit=MAX_ENDED), wanted

@@ -17,7 +17,7 @@ from pydantic import Field
 from bridge.console.merge import RECEIPTS, MaybeTime, ScheduledEvent
 from bridge.console.received import scope_id
 from bridge.events.envelope import decode_event
-from bridge.formats.text import format_duration
+from bridge.formats.text import format_duration, plural
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
 
@@ -77,7 +77,23 @@ class EventRow(ScheduledEvent):
     def vms(self) -> str:
         """How many VMs it names."""
         total = len(self.resources)
-        return f"{f'{self.mine} of ' * (0 < self.mine < total)}{total} VM{'s' * (total != 1)}"
+        return f"{f'{self.mine} of ' * (0 < self.mine < total)}{plural(total, 'VM')}"
+
+
+class OpenRow(NamedTuple):
+    """What of an open event is read for all of them; `resources` is a JSON list."""
+
+    key: str
+    due: str
+    starts_at: float | None
+    event_type: str
+    event_source: str
+    subscription: str
+    group: str
+    status: str
+    duration_seconds: int | None
+    prepared: int | None
+    resources: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +279,22 @@ _OF_VM, _OF_NAMED = (f"SELECT place FROM {table} WHERE instr(folded, ?)" for tab
 OUTCOME = "iif(NOT is_open, status, iif(due = 'left', 'Ended', 'Open'))"
 
 
+def every_open(store: sqlite3.Connection, wanted: Filter) -> list[OpenRow]:
+    """Return all events that are current, the most urgent first."""
+    where, names = wanted.of_events(), ", ".join(f'"{name}"' for name in OpenRow._fields)
+    found = store.execute(
+        f"SELECT {names} FROM (SELECT scheduled.*, current.* FROM current CROSS JOIN scheduled USING (key)) "  # noqa: S608 - constants
+        f"WHERE {where.condition} ORDER BY urgency, ifnull(starts_at, 0), key",
+        where.values,
+    )
+    return [*map(OpenRow._make, found)]
+
+
+def events_of(store: sqlite3.Connection, keys: Sequence[str]) -> list[EventRow]:
+    """Return some events."""
+    return _events(store, Where("key IN (SELECT value FROM json_each(?))", (json.dumps(keys),)))
+
+
 def open_events(store: sqlite3.Connection, wanted: Filter = EVERY, **part: int) -> list[EventRow]:
     """Return the events that are current, the most urgent first: at most `limit` after the first `offset`."""
     where = _CURRENT & wanted.of_events()
@@ -285,7 +317,7 @@ def events_since(store: sqlite3.Connection, since: float, wanted: Filter, **part
 
 def find_event(store: sqlite3.Connection, event_id: str) -> EventRow | None:
     """Return one event, None if it is not known."""
-    return next(iter(_events(store, Where("key = ?", (event_id.lower(),)))), None)
+    return next(iter(events_of(store, [event_id.lower()])), None)
 
 
 def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int, int, int]]:

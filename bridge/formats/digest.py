@@ -14,7 +14,7 @@ from bridge.config.sinks import ChatSettings, WebhookSettings
 from bridge.events.model import StoredEvent, is_alarm
 from bridge.formats.base import ChatFormat, Encoded, encode_json
 from bridge.formats.notice import TITLE_LENGTH, EventView, Notice, Tone, notice
-from bridge.formats.text import join_names
+from bridge.formats.text import describe_wave, join_names, plural
 from bridge.imds.document import SCHEDULED
 from bridge.runtime.json import Json
 from bridge.runtime.text import truncate
@@ -98,7 +98,7 @@ def summarize(
     messages = [notice(view.event, now=now, zone=zone) for view in newest]
     states = sorted(zip(messages, newest, found.values(), strict=True), key=_urgency)
     first = states[0][0]
-    counts = f"{len(states)} event{'s' * (len(states) > 1)}: {', '.join(_counts(newest))}"
+    counts = f"{plural(len(states), 'event')}: {', '.join(_counts(newest))}"
     return Digest(
         tone=first.tone,
         headline=truncate(f"{first.headline[0]} {counts}", TITLE_LENGTH, mark="…"),
@@ -117,10 +117,10 @@ def _counts(views: Sequence[EventView]) -> Iterator[str]:
     """Count the events in each state, the most first."""
     for (noun, what), count in Counter(map(_counted, views)).most_common():
         starts = [view.not_before for view in views if view.not_before and _counted(view) == (noun, what)]
-        text = what if count == 1 else what.replace("is ", "are ").replace("has ", "have ")
+        when, at = what if count == 1 else what.replace("is ", "are ").replace("has ", "have "), ""
         if what == SCHEDULED and starts:
-            text = f"{'at' if count == 1 else 'from'} {views[0].clock(min(starts))}{' on' * (count > 1)}"
-        yield f"{count} {noun}{'s' * (count > 1)} {text}".rstrip()
+            when, at = "at" if count == 1 else "from", f" {views[0].clock(min(starts))}{' on' * (count > 1)}"
+        yield f"{describe_wave(count, noun, when)[0]}{at}".rstrip()
 
 
 def _counted(view: EventView) -> tuple[str, str]:

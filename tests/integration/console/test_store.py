@@ -435,6 +435,7 @@ def test_no_query_reads_a_table_that_grows_from_end_to_end(seen: Shown) -> None:
     with seen.store.reading() as connection:
         connection.set_trace_callback(statements.append)
         rows.open_events(connection)
+        rows.every_open(connection, everything)
         rows.ended_events(connection, AT, everything, limit=50)
         rows.vms(connection)
         rows.count_vms(connection)

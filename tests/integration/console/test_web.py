@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import itertools
 import json
 import re
@@ -318,12 +319,13 @@ def test_each_list_that_is_cut_says_how_many_more_there_are(tmp_path: Path) -> N
             )
             seen.add(vm.heartbeat(NOW + timedelta(minutes=5)), at=NOW + timedelta(minutes=5))
             open_one = event(f"open-{number}", at=NOW, vms=[f"open-{number}"], minutes=600)
-            seen.add(FleetVm("other", group="o").change("scheduled", open_one, NOW), at=NOW)
+            other = FleetVm(f"other-{number}", group=f"o-{number}")
+            seen.add(other.change("scheduled", open_one, NOW), at=NOW)
         seen.clock.advance(300)
         found = asyncio.run(ask(web_of(seen.store, seen.clock), ["/", "/history"]))
         front, past = (found[path].text for path in ("/", "/history"))
     assert "The last 50, without 10 more" in front
-    assert ("54 more events" in front, "50 more: <a" in front) == (True, True)
+    assert ("54 more bars" in front, "50 more: <a" in front) == (True, True)
     assert ("10 more losses" in past, "10 more VMs" in past) == (True, True)
     assert "1 to 100 of 120 events" in past
 
@@ -404,12 +406,11 @@ def test_a_table_of_more_than_a_hundred_has_pages(tmp_path: Path) -> None:
     with running_console(tmp_path) as console:
         for group in range(5):
             vms = [FleetVm(f"web-{number}", group=f"g{group}") for number in range(50)]
-            console.send(
-                *(
-                    vm.change("scheduled", event(f"{vm.group}/{vm.name}", at=NOW, vms=[vm.name]), NOW)
-                    for vm in vms
-                )
-            )
+            apart = [
+                event(f"{vm.group}/{vm.name}", at=NOW, vms=[vm.name], minutes=16 * number)  # no wave
+                for number, vm in enumerate(vms, 1)
+            ]
+            console.send(*(vm.change("scheduled", one, NOW) for vm, one in zip(vms, apart, strict=True)))
         for path in ("/?page=2", "/fleet?view=table&page=2", "/history?days=90&page=2"):
             page = console.page(path)
             assert "101 to 200 of 250" in page
@@ -417,8 +418,35 @@ def test_a_table_of_more_than_a_hundred_has_pages(tmp_path: Path) -> None:
         assert "201 to 250 of 250" in console.page("/?page=99")
         assert "1 to 50 of 50 events" not in console.page("/?group=g1")
         page = console.page("/?page=2")
-        assert "<summary>94 more events</summary>" in page
-        assert "It has the events of this page: 101 to 200 of 250." in page
+        assert "<summary>94 more bars</summary>" in page
+        assert "It has the lines of this page: 101 to 200 of 250." in page
+
+
+def test_a_wave_is_a_line_that_opens_and_closes_and_pages_like_all_events(tmp_path: Path) -> None:
+    with running_console(tmp_path) as console:
+        for start in range(0, 240, 60):
+            vms = [FleetVm(f"web-{number}") for number in range(start, start + 60)]
+            console.send(
+                *(
+                    vm.change("scheduled", event(vm.name, at=NOW, vms=[vm.name], minutes=30), NOW)
+                    for vm in vms
+                )
+            )
+        console.send(
+            FleetVm("db-0").change("scheduled", event("db", at=NOW, vms=["db-0"], type="Freeze"), NOW)
+        )
+        front = console.page("/?window=4h")
+        assert "240 Reboots of shop, 240 VMs, until" in front
+        assert front.count("<tr><td>") == 1
+        (address, *others) = set(re.findall(r'href="(/\?window=4h&amp;wave=[^"]+)"', front))
+        assert not others
+        opened = console.page(html.unescape(address))
+        assert ("1 to 100 of 240 lines" in opened, "db-0" in opened) == (True, False)
+        assert len(re.findall('<td class="wide"><a href="/event/', opened)) == 100
+        assert f"{html.unescape(address)}&page=2" in html.unescape(
+            re.search('rel="next" href="([^"]+)', opened)[1]
+        )
+        assert "This wave is over" in console.page(f"/?wave={event_id('db')}")
 
 
 def test_the_cells_of_a_large_fleet_have_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
