@@ -212,6 +212,19 @@ def event(
     return scheduled_event(at, **{**given, **more})
 
 
+def maintenance(at: datetime) -> list[bytes]:
+    """Return what 300 VMs of three groups publish, each of which reboots some minutes after another one."""
+    bodies = []
+    for number in range(300):
+        group = ("shop-web", "shop-db", "batch")[number % 3]
+        vm = FleetVm(f"{group}-{number // 3}", group=group)
+        one = event(vm.name, at=at, vms=[vm.name], minutes=20 + number // 6)
+        bodies += [vm.heartbeat(at), vm.change("scheduled", one, at)]
+        if group == "shop-web" and number < 180:
+            bodies.append(vm.prepared(one, at))
+    return bodies
+
+
 def received(*bodies: bytes, now: datetime = NOW) -> list[Received]:
     """Read events as the console does."""
     found = [receive(decode_event(body), body, now=now.timestamp()) for body in bodies]
