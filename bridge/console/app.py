@@ -25,9 +25,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
-from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp
 
 from bridge import __version__
@@ -36,7 +42,7 @@ from bridge.console import api, expected, fleet, forget, history, now, rows, sto
 from bridge.console.access import Guard
 from bridge.console.approve import COOKIE, COOKIE_SECONDS, Approvals, NotApproved, Sessions, new_session
 from bridge.console.ingest import Ingest
-from bridge.console.live import Live
+from bridge.console.live import Live, changed_parts
 from bridge.console.received import Received
 from bridge.console.rows import DAY, EVERY, HOUR, EventRow, Filter, ReportRow, Where, read_filter
 from bridge.console.store import Store
@@ -494,7 +500,8 @@ class Web:
             "settings": self.settings,
             "ingest_url": f"{self.settings.public_url or self.address}/ingest",
         }
-        response = _templates().TemplateResponse(request, template, {**common, **context}, status)
+        text = _templates().get_template(template).render(common, **context)
+        response = HTMLResponse(changed_parts(text, request.headers.get("x-shown")), status)
         if cookie := getattr(request.state, "session", ""):
             response.set_cookie(
                 COOKIE, cookie, max_age=COOKIE_SECONDS, secure=True, httponly=True, samesite="strict"
@@ -620,7 +627,7 @@ def static_url(name: str) -> str:
 
 
 @lru_cache
-def _templates() -> Jinja2Templates:
+def _templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("bridge.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -639,7 +646,7 @@ def _templates() -> Jinja2Templates:
         "segment": lambda value, safe="": quote(value, safe=safe),
     }
     environment.globals |= {"static_url": static_url, "app_version": __version__}
-    return Jinja2Templates(env=environment)
+    return environment
 
 
 def _raw(report: ReportRow) -> tuple[str, float, str]:

@@ -305,11 +305,12 @@ def web_of(store: Store, clock: Clock, **more: Any) -> Web:
     )
 
 
-async def ask(web: Web, paths: Sequence[str]) -> dict[str, httpx.Response]:
-    """Return the answers of some addresses; an error of the application is raised."""
+async def ask(web: Web, paths: Sequence[str], shown: str | None = None) -> dict[str, httpx.Response]:
+    """Return the answers of some addresses, for an open page that shows some parts; an error is raised."""
+    headers = {} if shown is None else {"X-Shown": shown}
     transport = httpx.ASGITransport(web.app())
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        return {path: await client.get(path) for path in paths}
+        return {path: await client.get(path, headers=headers) for path in paths}
 
 
 def batch(bodies: Sequence[bytes]) -> bytes:

@@ -336,6 +336,30 @@ def test_a_page_is_compressed_and_the_stream_is_not(console: RunningConsole) -> 
         assert "Content-Encoding" not in stream.headers
 
 
+@pytest.mark.parametrize("path", ["/", "/fleet", "/history", f"/event/{event_id('parts')}", "/no-such-page"])
+def test_an_open_page_gets_only_the_parts_that_have_changed(tmp_path: Path, path: str) -> None:
+    with shown(tmp_path, NOW) as seen:
+        waiting = event("parts", at=NOW, vms=["web-0"], minutes=120)
+        seen.add(FleetVm("web-0").change("scheduled", waiting, NOW), at=NOW)
+        web = web_of(seen.store, seen.clock)
+        whole = asyncio.run(ask(web, [path]))[path].text
+        hashes = ",".join(re.findall('data-hash="([^"]+)"', whole))
+        parts = set(re.findall('id="(part-[a-z]+)" data-', whole))
+        seen.clock.advance(4)
+        assert changed(asyncio.run(ask(web, [path], shown=hashes))[path].text) <= {"part-timeline"}
+        seen.add(FleetVm("web-1").heartbeat(NOW), at=NOW)
+        again = asyncio.run(ask(web, [path], shown=hashes))[path].text
+    expected = {"/": {"part-summary"}, "/fleet": {"part-summary", "part-fleet"}}
+    assert changed(again) - {"part-timeline"} == expected.get(path, set())
+    assert set(re.findall('id="(part-[a-z]+)" data-', again)) == parts
+    assert ("<form" in again, "data-version=" in again) == (False, True)
+
+
+def changed(page: str) -> set[str]:
+    """Return the parts of a page that are not left out."""
+    return set(re.findall('id="(part-[a-z]+)" data-hash', page))
+
+
 def test_the_page_of_an_event_that_has_not_arrived_waits_for_it(console: RunningConsole) -> None:
     path = f"/event/{event_id('not yet')}"
     answer = console.get(path)
