@@ -233,8 +233,8 @@ class Web:
             reports, vms = rows.reports_of(store, event.key, order=rows.DECIDING), rows.vms_of(store, event)
             base = {**self._base(store, at), **self._filters(store, EVERY, "/", [])}
             total = rows.count(store, "event", Where("event_id = ? AND event_id <> ''", (event.key,)))
-            prepared = rows.preparations_of(store, event.key)
-        seen = story.witnesses(shown, reports, vms, prepared)
+            prepared, ahead = rows.preparations_of(store, event.key), rows.ahead_of(store, event)
+        seen = story.witnesses(shown, reports, vms, prepared, ahead[0])
         sent = request.query_params.get("sent", "")
         context = {
             **base,
@@ -243,6 +243,7 @@ class Web:
             "steps": story.story(event, reports, vms, at),
             "affected": [one for one in seen if one.is_affected],
             "others": [one for one in seen if not one.is_affected],
+            "ahead": ahead if story.has_turn(event) else None,
             "left_out": total - len(reports),
             "raw": [_raw(report) for report in reports[-MAX_RAW:]],
             "total": total,
@@ -486,6 +487,7 @@ class Web:
             "group_names": groups,
             "subscriptions": subscriptions,
             "tags": tags[:MAX_TAGS],
+            "more_tags": len(tags) - MAX_TAGS,
             "unmatched": rows.unknown_values(wanted, {**known, "tag": tags, "due": (*rows.DUES, "ended")}),
         }
 

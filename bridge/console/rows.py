@@ -403,6 +403,20 @@ def preparations_of(store: sqlite3.Connection, key: str) -> dict[str, tuple[str,
     return {folded: (state, detail) for folded, state, detail in store.execute(query, (key,))}
 
 
+def ahead_of(store: sqlite3.Connection, event: EventRow) -> tuple[int, int]:
+    """Count what comes before an event in the order of turns: events that take turns, and the VMs that they name.
+
+    The order is that of VMs that read one document: what has started, then by NotBefore and EventId.
+    """
+    query = """
+    SELECT count(*), ifnull(sum(vms), 0) FROM current CROSS JOIN scheduled USING (key)
+    WHERE scope = ?1 AND key <> ?2 AND event_type <> 'Terminate' AND (current.event = 'Started'
+        OR status = 'Scheduled' AND event_type IN program AND (ifnull(not_before, 0), key) < (ifnull(?3, 0), ?2))
+    """
+    events, vms = store.execute(query, (event.scope, event.key, event.not_before)).fetchone()
+    return events, vms
+
+
 def groups_of(store: sqlite3.Connection) -> tuple[list[str], list[str]]:
     """Return all groups, also without their scale sets, and the subscriptions if there are two or more."""
     rows = store.execute('SELECT DISTINCT "group", subscription FROM scope ORDER BY 1, 2').fetchall()

@@ -276,7 +276,11 @@ def test_an_event_says_which_vms_are_prepared_and_the_history_counts_those_befor
     assert "2 of 3 VMs would be released unprepared: p-1, p-2." in page
     row = r'class="wide">(?:<a [^>]*>)?(p-\d).*?data-label="Preparation"[^>]*>([^<]*)'
     found = dict(re.findall(row, page, re.DOTALL))
-    assert found == {"p-0": "prepared: 12 s", "p-1": "not prepared: not_prepared", "p-2": "not prepared yet"}
+    assert found == {
+        "p-0": "prepared: 12 s",
+        "p-1": "not prepared: not_prepared",
+        "p-2": "not prepared yet, place 1 in the order of turns",
+    }
     front = console.page("/?group=preparing")
     assert ('data-label="Prepared" class="num">1 of 3' in front, ">2</strong> unprepared" in front) == (
         True,
@@ -295,6 +299,30 @@ def test_an_event_says_which_vms_are_prepared_and_the_history_counts_those_befor
         assert "Prepared before the start: 1 of 3 VMs of started events." in page
 
 
+def test_an_event_says_what_comes_before_it_in_the_order_of_turns(tmp_path: Path) -> None:
+    """Before it: one that has started, and an earlier one; not a Terminate, a later one, or one of other VMs."""
+    with running_console(tmp_path) as console:
+        vm, there = FleetVm("web-0"), FleetVm("web-0", group="other")
+        given = {
+            "started": (2, "Freeze", vm),
+            "earlier": (20, "Reboot", vm),
+            "own": (30, "Reboot", vm),
+            "later": (31, "Reboot", vm),
+            "deleted": (10, "Terminate", vm),
+            "there": (11, "Reboot", there),
+        }
+        for name, (minutes, kind, reporter) in given.items():
+            one = event(name, at=NOW, vms=["web-0", f"{name}-1"], minutes=minutes, type=kind)
+            console.send(reporter.change("scheduled", one, NOW), reporter.prepared(one, NOW))
+            if name == "started":
+                begun = event(name, at=NOW, vms=one.resources, type=kind, EventStatus="Started", NotBefore="")
+                console.send(reporter.change("started", begun, NOW, previous=one))
+        page = console.page(f"/event/{event_id('own')}")
+        assert "<dt>Order of turns</dt><dd>place 3, after 2 events on 4 VMs</dd>" in page
+        assert "not prepared yet, place 3 in the order of turns" in page
+        assert "Order of turns" not in console.page(f"/event/{event_id('deleted')}")
+
+
 @pytest.mark.parametrize(
     ("path", "page"),
     [("/event/A-1/approve", "/event/A-1"), ("/event/A-1/dismiss", "/event/A-1"), ("/fleet/forget", "/fleet")],
@@ -307,10 +335,10 @@ def test_a_form_that_comes_back_as_get_after_a_sign_in_leads_to_its_page(
 
 
 def test_each_list_that_is_cut_says_how_many_more_there_are(tmp_path: Path) -> None:
-    """60 VMs are silent, have ended an event within the hour, lost events and miss one; 60 more events are open."""
+    """60 VMs ended an event within the hour, lost events and miss one; 60 open events name VMs that nobody watches."""
     with shown(tmp_path, NOW) as seen:
         for number in range(60):
-            vm = FleetVm(f"cut-{number}", tags={"n": str(number)})
+            vm = FleetVm(f"cut-{number}", tags={f"n{one}": str(number) for one in range(4)})
             ended = event(f"ended-{number}", at=NOW, vms=[vm.name])
             bodies = [vm.change("scheduled", ended, NOW), vm.loss(NOW)]
             vm.next()
@@ -321,13 +349,32 @@ def test_each_list_that_is_cut_says_how_many_more_there_are(tmp_path: Path) -> N
             open_one = event(f"open-{number}", at=NOW, vms=[f"open-{number}"], minutes=600)
             other = FleetVm(f"other-{number}", group=f"o-{number}")
             seen.add(other.change("scheduled", open_one, NOW), at=NOW)
+        changes = [event("changes", at=NOW, minutes=15 + minutes) for minutes in range(560)]
+        seen.add(
+            *(
+                FleetVm("web-0").change("updated", one, NOW + timedelta(seconds=n))
+                for n, one in enumerate(changes)
+            ),
+            at=NOW,
+        )
         seen.clock.advance(300)
-        found = asyncio.run(ask(web_of(seen.store, seen.clock), ["/", "/history"]))
-        front, past = (found[path].text for path in ("/", "/history"))
-    assert "The last 50, without 10 more" in front
-    assert ("54 more bars" in front, "50 more: <a" in front) == (True, True)
-    assert ("10 more losses" in past, "10 more VMs" in past) == (True, True)
-    assert "1 to 100 of 120 events" in past
+        paths = {
+            "/": "/",
+            "/fleet": "/fleet",
+            "/history": "/history",
+            "event": f"/event/{event_id('changes')}",
+        }
+        found = asyncio.run(ask(web_of(seen.store, seen.clock), [*paths.values()]))
+        texts = {
+            name: set(re.findall("\\d+ more [A-Za-z]+", found[path].text)) for name, path in paths.items()
+        }
+    assert texts == {
+        "/": {"10 more events", "55 more bars", "50 more VMs", "40 more tags"},
+        "/fleet": {"40 more tags"},
+        "/history": {"10 more VMs", "10 more reports", "40 more tags"},
+        "event": {"60 more reports", "510 more CloudEvents"},
+    }
+    assert "1 to 100 of 121 events" in found["/history"].text
 
 
 def test_a_page_is_compressed_and_the_stream_is_not(console: RunningConsole) -> None:
@@ -494,7 +541,7 @@ def test_more_losses_than_the_page_shows_are_counted(tmp_path: Path) -> None:
             vm.next()  # does not arrive
         console.send(*(vm.heartbeat(NOW) for vm in vms))
         page = console.page("/history").split('id="losses"')[1]
-    assert "2 more losses" in page
+    assert "2 more reports" in page
     assert "2 more VMs with gaps" in page
     assert page.count("published event missing") == 50
 
