@@ -95,6 +95,11 @@ class OpenRow(NamedTuple):
     prepared: int | None
     resources: str
 
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What the events of a wave have in common."""
+        return self.event_type, self.event_source, self.subscription, self.group
+
 
 @dataclass(frozen=True, slots=True)
 class VmRow:

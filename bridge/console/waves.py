@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from bridge.console import rows
 from bridge.console.rows import MINUTE, EventRow, Filter, OpenRow
@@ -16,7 +16,6 @@ from bridge.imds.document import fold_name
 from bridge.runtime.text import sanitize
 
 WAVE_SECONDS = 15 * MINUTE  # at most, between one start and the next
-_Placed = tuple[float, int, OpenRow]  # the start, the place in the order of urgency, and the event
 _STATES = {"started": "in progress", "overdue": "overdue", "gone": "probably gone"}
 
 
@@ -68,21 +67,18 @@ def waves(events: Iterable[OpenRow]) -> list[Wave]:
 
     An event whose start is unknown is alone.
     """
-    alike: dict[tuple[str, ...], list[_Placed]] = defaultdict(list)
-    for place, event in enumerate(events):
-        start = float("inf") if event.starts_at is None else event.starts_at
-        kind = event.event_type, event.event_source, event.subscription, event.group
-        alike[kind].append((start, place, event))
-    found: list[list[_Placed]] = []
-    for some in alike.values():
-        last = float("-inf")
-        for one in sorted(some):
-            if not one[0] - last <= WAVE_SECONDS:  # nor is infinity less infinity
-                found.append([])
-            found[-1].append(one)
-            last = one[0]
-    placed = [sorted((place, event) for _, place, event in some) for some in found]
-    return [Wave(tuple(event for _, event in some)) for some in sorted(placed)]
+    found: list[list[tuple[int, OpenRow]]] = []
+    last = None
+    for place, event in sorted(enumerate(events), key=lambda one: (one[1].kind, one[1].starts_at or inf)):
+        if last is None or last.kind != event.kind or not _is_soon(last.starts_at, event.starts_at):
+            found.append([])
+        found[-1].append((place, event))
+        last = event
+    return [Wave(tuple(event for _, event in some)) for some in sorted(map(sorted, found))]
+
+
+def _is_soon(last: float | None, start: float | None) -> bool:
+    return last is not None and start is not None and start - last <= WAVE_SECONDS
 
 
 def with_rows(store: sqlite3.Connection, found: Sequence[Wave], wanted: Filter) -> list[Wave]:

@@ -349,31 +349,20 @@ def test_each_list_that_is_cut_says_how_many_more_there_are(tmp_path: Path) -> N
             open_one = event(f"open-{number}", at=NOW, vms=[f"open-{number}"], minutes=600)
             other = FleetVm(f"other-{number}", group=f"o-{number}")
             seen.add(other.change("scheduled", open_one, NOW), at=NOW)
-        changes = [event("changes", at=NOW, minutes=15 + minutes) for minutes in range(560)]
-        seen.add(
-            *(
-                FleetVm("web-0").change("updated", one, NOW + timedelta(seconds=n))
-                for n, one in enumerate(changes)
-            ),
-            at=NOW,
-        )
+        web = FleetVm("web-0")
+        for number in range(560):
+            at = NOW + timedelta(seconds=number / 2)
+            seen.add(web.change("updated", event("changes", at=NOW, minutes=15 + number), at), at=at)
         seen.clock.advance(300)
-        paths = {
-            "/": "/",
-            "/fleet": "/fleet",
-            "/history": "/history",
-            "event": f"/event/{event_id('changes')}",
-        }
-        found = asyncio.run(ask(web_of(seen.store, seen.clock), [*paths.values()]))
-        texts = {
-            name: set(re.findall("\\d+ more [A-Za-z]+", found[path].text)) for name, path in paths.items()
-        }
-    assert texts == {
-        "/": {"10 more events", "55 more bars", "50 more VMs", "40 more tags"},
-        "/fleet": {"40 more tags"},
-        "/history": {"10 more VMs", "10 more reports", "40 more tags"},
-        "event": {"60 more reports", "510 more CloudEvents"},
-    }
+        paths = ["/", "/fleet", "/history", f"/event/{event_id('changes')}"]
+        found = asyncio.run(ask(web_of(seen.store, seen.clock), paths))
+    texts = [set(re.findall("\\d+ more [A-Za-z]+", found[path].text)) for path in paths]
+    assert texts == [
+        {"10 more events", "55 more bars", "50 more VMs", "40 more tags"},
+        {"40 more tags"},
+        {"10 more VMs", "10 more reports", "40 more tags"},
+        {"60 more reports", "510 more CloudEvents"},
+    ]
     assert "1 to 100 of 121 events" in found["/history"].text
 
 
@@ -542,7 +531,7 @@ def test_more_losses_than_the_page_shows_are_counted(tmp_path: Path) -> None:
         console.send(*(vm.heartbeat(NOW) for vm in vms))
         page = console.page("/history").split('id="losses"')[1]
     assert "2 more reports" in page
-    assert "2 more VMs with gaps" in page
+    assert "2 more VMs: " in page
     assert page.count("published event missing") == 50
 
 
