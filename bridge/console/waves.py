@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
 
 from bridge.console import rows
 from bridge.console.rows import MINUTE, EventRow, Filter, OpenRow
@@ -69,12 +68,16 @@ def waves(events: Iterable[OpenRow]) -> list[Wave]:
     """
     found: list[list[tuple[int, OpenRow]]] = []
     last = None
-    for place, event in sorted(enumerate(events), key=lambda one: (one[1].kind, one[1].starts_at or inf)):
+    for place, event in sorted(enumerate(events), key=lambda one: _by_start(one[1])):
         if last is None or last.kind != event.kind or not _is_soon(last.starts_at, event.starts_at):
             found.append([])
         found[-1].append((place, event))
         last = event
     return [Wave(tuple(event for _, event in some)) for some in sorted(map(sorted, found))]
+
+
+def _by_start(event: OpenRow) -> tuple[object, ...]:
+    return event.kind, event.starts_at is None, event.starts_at
 
 
 def _is_soon(last: float | None, start: float | None) -> bool:

@@ -335,7 +335,7 @@ def test_a_form_that_comes_back_as_get_after_a_sign_in_leads_to_its_page(
 
 
 def test_each_list_that_is_cut_says_how_many_more_there_are(tmp_path: Path) -> None:
-    """60 VMs ended an event within the hour, lost events and miss one; 60 open events name VMs that nobody watches."""
+    """60 VMs ended an event, lost events and miss one; 60 others have an event and are not watched."""
     with shown(tmp_path, NOW) as seen:
         for number in range(60):
             vm = FleetVm(f"cut-{number}", tags={f"n{one}": str(number) for one in range(4)})
