@@ -14,6 +14,7 @@ LICENCES = {
     "Apache-2.0",
     "BSD-2-Clause",
     "BSD-3-Clause",
+    "ISC",
     "License :: OSI Approved :: Apache Software License",
     "License :: OSI Approved :: BSD License",
     "License :: OSI Approved :: MIT License",
