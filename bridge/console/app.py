@@ -49,7 +49,7 @@ from bridge.console.store import Store
 from bridge.contract.types import KNOWN_VALUES
 from bridge.errors import BridgeError
 from bridge.events.envelope import decode_event
-from bridge.formats.text import format_duration, format_relative, join_names
+from bridge.formats.text import format_duration, format_relative
 from bridge.runtime.text import escape, sanitize
 from bridge.runtime.threads import stalled_threads
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
@@ -175,7 +175,7 @@ class Web:
                 "tiles": now.tiles(
                     rows.count_due(store, wanted.only("type", "source", *rows.OF_PLACE)), counts, wanted
                 ),
-                "timeline": now.timeline(shown, at, window),
+                "timeline": now.timeline(shown, at - at % now.STEP_SECONDS, window),
                 "windows": now.WINDOWS,
                 "rows": shown,
                 "opened": opened,
@@ -643,7 +643,7 @@ def _templates() -> Environment:
         "cell": fleet.cell,
         "describe": fleet.describe,
         "names": now.vm_names,
-        "joined": lambda names: join_names([*names], max_length=2000, max_names=20),
+        "joined": story.write_names,
         "impact": story.impact_text,
         "segment": lambda value, safe="": quote(value, safe=safe),
     }

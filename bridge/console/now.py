@@ -23,6 +23,7 @@ _TICKS = {
 _NOW_X = 4.0  # percent of the width that is left for what has started
 _UNKNOWN_SECONDS = 600.0  # how long a bar is whose duration is unknown
 _LEAST_WIDTH = 0.8
+STEP_SECONDS = 15.0  # the bars move in steps, so that they are seldom sent again
 COLUMN_WIDTH = 0.4
 BAR_HEIGHT = 18
 MAX_BARS = 40

@@ -249,20 +249,21 @@ def _receipt_lines(data: Mapping[str, Json]) -> list[str]:
         why = sanitize(given.get("Reason"))
         lines.append(f"Requested by {who}" + (f": {why}" if why else ""))
     if released := resources_of(data):
-        lines.append(f"Releases {_names(released)}")
+        lines.append(f"Releases {write_names(released)}")
     if data.get("DryRun") is True:
         lines.append("Only a trial: the listener runs with --dry-run")
     return lines
 
 
-def _names(values: Iterable[Json]) -> str:
+def write_names(values: Iterable[Json]) -> str:
+    """Write up to 20 names, and how many more there are."""
     return join_names([sanitize(one, 64) for one in values], max_length=2000, max_names=20)
 
 
 def _value(name: str, value: Json) -> str | float:
     """Return a property's value as a text, or a time in seconds since 1970."""
     if isinstance(value, list):
-        return _names(value) if value else "none"
+        return write_names(value) if value else "none"
     if name == "NotBefore" and (instant := instant_of(value)):
         return instant.timestamp()
     if name == "DurationInSeconds":
