@@ -81,7 +81,7 @@ class MinuteLimit:
         self._per_minute = per_minute
         self._started_at = math.inf
         self._left = per_minute
-        self._surplus: Counter[str] = Counter()
+        self._surplus: Counter[Any] = Counter()
 
     def allows(self, reason: str, now: float) -> bool:
         """Return whether it may be done once more."""
@@ -92,7 +92,7 @@ class MinuteLimit:
         self._surplus[reason] += 1
         return False
 
-    def surplus(self, now: float) -> Counter[str]:
+    def surplus(self, now: float) -> Counter[Any]:
         """Once the minute is over, return what was not done and start again; else return nothing."""
         if now - self._started_at < MINUTE_SECONDS:
             return Counter()

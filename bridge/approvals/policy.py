@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bridge.approvals.command import Command
 from bridge.config.approvals import Criterion, PolicySettings, RuleSettings
-from bridge.contract.types import is_new_type
+from bridge.contract.types import ReceiptReason, is_new_type
 from bridge.imds.document import ADVISORY, SCHEDULED, STARTED, ScheduledEvent, fold_name, is_among
 
 Outcome = Literal["allowed", "accepted", "rejected", "failed"]
@@ -27,12 +27,12 @@ class Decision:
     """
 
     outcome: Outcome
-    reason: str
+    reason: ReceiptReason
     detail: str = ""
     event: ScheduledEvent | None = None
 
 
-def rejected(reason: str, detail: str = "", event: ScheduledEvent | None = None) -> Decision:
+def rejected(reason: ReceiptReason, detail: str = "", event: ScheduledEvent | None = None) -> Decision:
     """Return the decision that rejects an event, or each EventId of a command."""
     return Decision(outcome="rejected", reason=reason, detail=detail, event=event)
 
@@ -49,14 +49,16 @@ def expired(command: Command, imds_error: str = "") -> Decision:
 
 
 def not_recorded(event: ScheduledEvent | None) -> Decision:
-    """Return the decision for an event that has started or gone since a POST whose outcome is unknown."""
-    detail = "it was POSTed to IMDS and has started or gone since; the outcome was not recorded"
-    return Decision(outcome="accepted", reason="approved", detail=detail, event=event)
+    """Return the decision for an event that is no longer Scheduled since a POST whose outcome is unknown."""
+    detail = "it may have been POSTed to IMDS, and is no longer Scheduled; the outcome was not recorded"
+    return Decision(outcome="accepted", reason="not_recorded", detail=detail, event=event)
 
 
 def unknown_outcome(decision: Decision) -> Decision:
-    """Return the decision for an event that was POSTed, and that the policy does not allow any more."""
-    detail = f"it was POSTed to IMDS and the outcome is not known; it is not POSTed again: {decision.detail}"
+    """Return the decision about an event that may have been POSTed before; what IMDS has accepted stays so."""
+    if decision.outcome in ("allowed", "accepted"):
+        return decision
+    detail = f"it may have been POSTed to IMDS; the outcome is not known, it is not POSTed again: {decision.detail}"
     return replace(decision, outcome="failed", reason="unknown_outcome", detail=detail)
 
 

@@ -130,7 +130,7 @@ def _report(found: Iterator[Receipt], expected: int, *, within: str) -> int:
         return DRY_RUN
     if [receipt.outcome for receipt in receipts] != ["Accepted"] * expected:
         return FAILED
-    show("IMDS accepted the approval; the start may still wait for other VMs on the host, or for NotBefore")
+    show("nothing is left to approve; the start may still wait for other VMs on the host, or for NotBefore")
     return OK
 
 

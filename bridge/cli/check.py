@@ -135,7 +135,12 @@ def _needs_imds(config: Config) -> bool:
 
 
 def configured_roles(config: Config) -> Iterator[str]:
-    """Yield the role of each process that the configuration describes."""
+    """Yield the role of each process that the configuration describes, in a container of one process its own."""
+    roles = [*_described_roles(config)]
+    yield from [role for role in roles if os.path.ismount(config.state_dir / role)] or roles
+
+
+def _described_roles(config: Config) -> Iterator[str]:
     if _needs_imds(config) or StateFolder(config.state_dir / "forward").path.exists():
         yield "forward"
     if config.approvals:

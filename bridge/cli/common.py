@@ -54,8 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--role": {
         "choices": ("forward", "listen", "relay", "console"),
-        "default": "forward",
-        "help": "whose state (default: %(default)s)",
+        "help": "whose state (default: the only one that is there, otherwise that of forward)",
     },
     "--json": {"action": "store_true", "help": "print JSON"},
 }
@@ -91,4 +90,6 @@ def load_config(arguments: argparse.Namespace) -> Config:
 def state_folder(arguments: argparse.Namespace) -> StateFolder:
     """Return the state folder of `--role`, which can be read whatever is wrong with sinks and secrets."""
     config = load(arguments.config, os.environ, with_tables=False)
-    return StateFolder(config.state_dir / arguments.role)
+    found = {path.name for path in config.state_dir.glob("*")}.intersection(OPTIONS["--role"]["choices"])
+    role = arguments.role or (found.pop() if len(found) == 1 else "forward")
+    return StateFolder(config.state_dir / role)

@@ -39,29 +39,29 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    config = load_config(arguments)
+    config, folder = load_config(arguments), state_folder(arguments)
     shown = [
         {
             "id": fate.event.id,
             "type": fate.event.type,
             "subject": fate.event.envelope.get("subject"),
-            "sinks": [*_explain(fate, config, arguments)],
+            "sinks": [*_explain(fate, config, folder)],
             "auto": _auto(str(fate.event.envelope.get("correlationid", "")), config),
         }
-        for fate in inspect.fates(state_folder(arguments), arguments.event)
+        for fate in inspect.fates(folder, arguments.event)
     ]
     show(*(json_lines(shown) if arguments.json else [line for event in shown for line in _lines(event)]))
     return OK
 
 
-def _explain(fate: Fate, config: Config, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _explain(fate: Fate, config: Config, folder: StateFolder) -> Iterator[dict[str, Any]]:
     sinks = sinks_of(config)
-    last = (state_folder(arguments).read_status() or {}).get("sinks", {}) if fate.waiting else {}
+    last = (folder.read_status() or {}).get("sinks", {}) if fate.waiting else {}
     for name in [*sinks, *sorted({*fate.waiting, *fate.dead} - {*sinks})]:
         why, state = "", ""
         if name not in sinks:
             why = "not configured"
-        elif refusal := filter_of(sinks[name], arguments.role).refusal(fate.event):
+        elif refusal := filter_of(sinks[name], folder.path.name).refusal(fate.event):
             key, text = refusal
             why = f"{key}{'' if key in sinks[name].model_fields_set else ' (the default)'}: {text}"
         if name in fate.dead:
@@ -74,7 +74,7 @@ def _explain(fate: Fate, config: Config, arguments: argparse.Namespace) -> Itera
             state = f"waits for {age}{failed}: {last.get(name, {}).get('last_error') or 'no error'}"
         elif not why:
             has_begun, since = fate.filters.get(name, ("", 0))
-            is_new = has_begun != repr(filter_of(sinks[name], arguments.role))
+            is_new = has_begun != repr(filter_of(sinks[name], folder.path.name))
             state = _NEW if is_new else _DONE if fate.event.seq > since else _BEFORE
         yield {"sink": name, "takes": not why, "why": why, "state": state}
 

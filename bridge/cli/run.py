@@ -1,4 +1,4 @@
-"""The commands that run until they are stopped: `forward`, `listen`, `relay` and `console`."""
+"""The commands that run until they are stopped: `forward`, `listen` and `relay`."""
 
 from __future__ import annotations
 
@@ -37,20 +37,6 @@ examples:
   imds-bridge status --role relay          how many events were relayed, and the state of each sink
 """
 
-_CONSOLE = """\
-Shows what the forwarders publish: what is scheduled now and in the next days, what every VM saw of an event, which
-VMs are silent, and what happened. It asks no VM. Events come from a Service Bus subscription ([console.bus]), from
-webhook sinks or Event Grid (POST /ingest), or from both. Without settings it listens on 127.0.0.1:8080. On any
-other address it refuses to start unless people sign in and senders authenticate.
-
-examples:
-  imds-bridge console
-  imds-bridge console --config /etc/imds-bridge/console.toml
-  IMDS_BRIDGE__SINKS__CONSOLE='{"kind":"webhook","url":"http://127.0.0.1:8080/ingest"}' imds-bridge forward
-
-See docs/console.md.
-"""
-
 
 def forward(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `forward`."""
@@ -75,10 +61,3 @@ def listen(command: argparse.ArgumentParser) -> None:
 def relay(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `relay`."""
     complete(command, lambda arguments: run_relay(load_config(arguments)), epilog=_RELAY)
-
-
-def console(command: argparse.ArgumentParser) -> None:
-    """Complete the parser of `console`."""
-    from bridge.console.process import run_console  # noqa: PLC0415 - the others do not need its packages
-
-    complete(command, lambda arguments: run_console(load_config(arguments)), epilog=_CONSOLE)

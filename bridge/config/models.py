@@ -166,8 +166,6 @@ class Config(Settings):
 
 def find_exposed(config: Config, role: str) -> Iterator[Path]:
     """Yield what everybody may write of a process: its configuration, the files that it names, and its state."""
-    if sys.platform == "win32":  # permissions are lists there, of which stat shows nothing
-        return
     files = [*([config.path] if config.path else ()), *_named_files(config.model_dump())]
     folders = [config.state_dir, config.state_dir / role]
     for file in files:
@@ -198,9 +196,15 @@ def find_unreadable(config: Config, role: str) -> Iterator[Path]:
 
 
 def _is_exposed(path: Path) -> bool:
+    if sys.platform == "win32":  # permissions are lists there, of which stat shows nothing
+        return False
     try:
         mode = path.stat().st_mode
+        # The kubelet mounts ConfigMaps as 0777, read-only everywhere; a bind that is read-only here has no such link.
+        is_kubelets = (path / "..data").is_symlink() and os.statvfs(path).f_flag & os.ST_RDONLY
     except (OSError, ValueError):
+        return False
+    if is_kubelets:
         return False
     # In a folder with the sticky bit, such as /tmp, only its owner can replace a file.
     return bool(mode & stat.S_IWOTH) and not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX)

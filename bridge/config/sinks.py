@@ -150,6 +150,9 @@ class ChatSettings(Settings):
     time_zone: str = ""
     """The IANA name of the time zone; by default each reader's own in Teams and Slack, else UTC. Example:
     `"Europe/Berlin"`."""
+    show_tags: tuple[str, ...] = ()
+    """The names of the VM's tags that each message shows, beside its resource group and scale set. Example:
+    `["env"]`."""
 
     is_chat_format: ClassVar = True
     _console_url: str = PrivateAttr(default="")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from bridge.console.received import EXPECTED, MAX_TAGS, MAX_TEXT, Received, own_event
+from bridge.runtime.json import Json
 
 MAX_BYTES = 32 * 1024 * 1024
 _Text = Annotated[str, Field(max_length=MAX_TEXT)]
@@ -40,12 +42,24 @@ def read_expected(body: bytes, *, now: float) -> Received:
     Raises:
         ValueError: it is not such a list.
     """
+    return own_event(EXPECTED, {"Vms": VMS.dump_python(_checked(VMS.validate_json, body))}, now=now)
+
+
+def check(vms: Json) -> None:
+    """Check the list of an event that an export has.
+
+    Raises:
+        ValueError: as of `read_expected`.
+    """
+    _checked(VMS.validate_python, vms)
+
+
+def _checked(validate: Callable[[Any], list[ExpectedVm]], given: Any) -> list[ExpectedVm]:
     try:
-        data = {"Vms": VMS.dump_python(VMS.validate_json(body))}
+        return validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the body"
         raise ValueError(
             f"{place}: {first['msg']}; expected a list of VMs with Name and ResourceId"
         ) from None
-    return own_event(EXPECTED, data, now=now)

@@ -84,7 +84,7 @@ class Console:
         self._clock = clock or Clock()
         self._folder = StateFolder(Path(config.state_dir) / "console")
         away_seconds = (self.settings.put_away_days or 1e6) * DAY
-        self._store = _open_store(self._folder, self._clock, away_seconds)
+        self._store = open_store(self._folder, self._clock, away_seconds)
         self._socket = _listen(self.settings.listen)
         self.stop, self._settled, self._drained = Stop(), Stop(), Stop()
         self.live = Live(lambda: self.writer.version)
@@ -242,7 +242,12 @@ class Console:
             log.debug("the status file cannot be written: %s", error)
 
 
-def _open_store(folder: StateFolder, clock: Clock, away_seconds: float) -> Store:
+def open_store(folder: StateFolder, clock: Clock, away_seconds: float = 1e11) -> Store:
+    """Open the store of a state folder, which nobody else may have.
+
+    Raises:
+        StateError: another process has it, or it cannot be used.
+    """
     try:
         folder.acquire()
         return Store(folder.path / DATABASE, clock=clock, away_seconds=away_seconds)

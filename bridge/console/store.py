@@ -68,7 +68,7 @@ class Store:
                 raise
             self._connection = start_empty(path, error)
 
-    def add(self, events: Sequence[Received], *, received_at: float) -> Added:
+    def add(self, events: Sequence[Received], *, received_at: float | None) -> Added:
         """Commit events and everything that is derived from them, or nothing; arguments as of `tables.add`.
 
         Raises:

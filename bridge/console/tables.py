@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -122,15 +122,19 @@ class Added:
     is_change: bool
 
 
-def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_at: float) -> Added:
+def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_at: float | None) -> Added:
     """Write events and everything that is derived from them.
 
     Args:
         connection: in a transaction.
         events: in any order; any of them may be known.
-        received_at: seconds since 1970.
+        received_at: seconds since 1970; None for the own time of each.
     """
     changes, many = connection.total_changes, connection.executemany
+
+    def arrived(event: Received) -> float:
+        return event.at if received_at is None else received_at
+
     for event in events:
         if event.kind == received.EXPECTED:
             _expect(connection, event)
@@ -138,8 +142,8 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
     noted = [event for event in events if event.kind in _NOTED]
     kept = [event for event in events if event.kind not in _NOTED]
     known = _known(connection, kept)
-    many(_ADD_EVENT, [_event_row(event, received_at) for event in kept])
-    _add_vms(connection, events, received_at)
+    many(_ADD_EVENT, [_event_row(event, arrived(event)) for event in kept])
+    _add_vms(connection, events, arrived)
     numbered = {id(event) for event in runs.note(connection, events)}
     new = [*{event.key: event for event in kept if event.key not in known}.values()]
     new += [event for event in noted if id(event) in numbered or event.reporter[2] is None]
@@ -151,7 +155,7 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
     types = {received.clip(one.data.get("EventType")) for one in new if one.kind == merge.PREPARED}
     many("INSERT OR IGNORE INTO program VALUES (?)", [(one,) for one in types])
     many(_ADD_WORK, [*_work(new)])
-    many(_PUT_AWAY, [(one.vm.id, received_at) for one in new if one.kind == received.FORGOTTEN and one.vm])
+    many(_PUT_AWAY, [(one.vm.id, arrived(one)) for one in new if one.kind == received.FORGOTTEN and one.vm])
     changed = [event for event in kept if event.event_id and _order(event) < known.get(event.key, _LAST)]
     decoded = {event.body: event.data for event in kept}
     for key in {
@@ -160,11 +164,12 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
         _write_scheduled(connection, key, decoded)
     fresh = {id(event) for event in new}
     for event in changed:
-        given = event.event_id, received_at if id(event) in fresh else 0.0
+        given = event.event_id, arrived(event) if id(event) in fresh else 0.0
         connection.execute(_DISMISS if event.kind == received.DISMISSED else _HEAR_OF, given)
     is_change = connection.total_changes > changes
+    times = [*map(arrived, new)]
     for name, most in (("first_at", min), ("last_at", max)) if new else ():
-        set_meta(connection, name, most(received_at, get_meta(connection, name) or received_at))
+        set_meta(connection, name, most(*times, get_meta(connection, name) or times[0]))
     return Added(new=len(new), repeated=len(events) - len(new), is_change=is_change)
 
 
@@ -298,13 +303,16 @@ def _is_of_forwarder(event: Received) -> bool:
     return event.reporter[0].endswith("/forward") or event.kind.startswith("scheduledevent.")
 
 
-def _add_vms(connection: sqlite3.Connection, events: Iterable[Received], received_at: float) -> None:
+def _add_vms(
+    connection: sqlite3.Connection, events: Iterable[Received], arrived: Callable[[Received], float]
+) -> None:
     """Write what the newest event of each VM says about it."""
-    newest: dict[int, tuple[ReportingVm, float, float]] = {}
+    newest: dict[int, tuple[ReportingVm, float, float, float]] = {}
     for event in events:
         if (vm := event.vm) and _is_of_forwarder(event) and event.at > newest.get(vm.id, (vm, -1.0))[1]:
-            newest[vm.id] = vm, event.at, event.at - event.late_by
-    rows = [(vm, at, received_at, given_at - received_at, 0) for vm, at, given_at in newest.values()]
+            received_at = arrived(event)
+            newest[vm.id] = vm, event.at, received_at, event.at - event.late_by - received_at
+    rows = [(*row, 0) for row in newest.values()]
     _write_vms(connection, rows)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 TYPE_PREFIX = "io.imdsbridge."
 
@@ -40,6 +41,13 @@ PROPERTIES: tuple[str, ...] = tuple(_NAMES["properties"])
 # The reasons of receipts, by Outcome, and of losses.
 RECEIPT_REASONS: dict[str, list[str]] = _NAMES["receipt_reasons"]
 LOSS_REASONS: list[str] = _NAMES["loss_reasons"]
+# The reasons of receipts once more, so that no code gives another.
+ReceiptReason = (
+    Literal["approved", "already_approved", "not_recorded"]
+    | Literal["malformed", "bad_signature", "expired", "unknown_event", "already_started"]
+    | Literal["other_vm", "advisory", "denied", "not_prepared"]
+    | Literal["imds_refused", "imds_unavailable", "unknown_outcome"]
+)
 
 # The newest api-version of Scheduled Events that every IMDS knows, and the first that has a property or an event
 # type; the others are in every version.

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple, cast
 
 from bridge.contract.types import type_of
+from bridge.imds.document import ADVISORY
 from bridge.runtime.json import Json, object_of
 from bridge.runtime.time import iso_utc
 
@@ -58,13 +59,14 @@ class StoredEvent:
 def is_alarm(envelope: Mapping[str, Json]) -> bool:
     """Return whether it is bad news that no notice announced: a start without one, a failed approval or drain.
 
-    The receipt of a drain that failed is Rejected. A VM that stays out of work is one as well.
+    An early warning is no notice. The receipt of a drain that failed is Rejected. A VM that stays out of work is one
+    as well.
     """
     data = object_of(envelope.get("data"))
     if envelope.get("type") == type_of("approval.outofwork"):
         return True
     if envelope.get("type") == type_of("scheduledevent.started"):
-        return not data.get("PreviousStatus")
+        return str(data.get("PreviousStatus") or ADVISORY).lower() == ADVISORY
     return data.get("Outcome") in ("Rejected", "Failed")
 
 

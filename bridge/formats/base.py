@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from bridge.config.sinks import ChatSettings, WebhookSettings
 from bridge.events.model import StoredEvent
+from bridge.formats.notice import Notice, notice
 from bridge.runtime.json import Json
 
 Encoded = tuple[dict[str, str], bytes]
@@ -53,6 +54,7 @@ class ChatFormat(Format):
     def __init__(self, settings: ChatSettings) -> None:
         self._zone = settings.zone
         self._link = settings.link
+        self._settings = settings
 
     @abstractmethod
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
@@ -61,6 +63,9 @@ class ChatFormat(Format):
         Raises:
             ValueError: this event cannot be shown in this format.
         """
+
+    def _notice(self, event: Mapping[str, Json], now: datetime) -> Notice:
+        return notice(event, now=now, zone=self._zone, tags=self._settings.show_tags)
 
     def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:
         """Write the one event."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
 from typing import Literal
 
 from bridge.contract.types import is_new_type
+from bridge.formats.reasons import REASONS, Reason
 from bridge.formats.text import DAY_SECONDS, format_duration, format_relative, instant_of, join_names
 from bridge.imds.document import SCHEDULED, STARTED, fold_name, names
 from bridge.imds.instance import resource_group_of
@@ -26,10 +27,10 @@ _MAX_NAMES = 200  # more do not fit into any message
 _EXACT_SECONDS = 120
 _TYPE = re.compile(r"io\.imdsbridge\.([a-z]+\.[a-z]+)\.v1")
 # Squares are shown alike in notifications, on phones and in every chat.
-_SYMBOLS = {"warning": "🟧", "attention": "🟥", "good": "🟩", "accent": "🟦", "default": "⬜"}
+SYMBOLS = {"warning": "🟧", "attention": "🟥", "good": "🟩", "accent": "🟦", "default": "⬜"}
 # The age of a younger event is not shown.
 _OLD_SECONDS = 60
-_PLACE_LENGTH = 400
+_LINE_LENGTH = 400
 _NOUN_LENGTH = 30
 _VMS_LENGTH = 1_000
 _RELEASES_LENGTH = 300
@@ -40,10 +41,11 @@ _MEANINGS = {
     "freeze": "A pause, mostly of seconds: memory and files are kept, open connections may drop.",
     "reboot": "A restart: memory is lost, disks are kept.",
     "redeploy": "A move to another host: memory and the ephemeral (temporary) disk are lost.",
-    "preempt": "Azure takes the Spot VM back: it is deleted, its ephemeral disk is lost. The notice is best effort.",
+    "preempt": "Azure takes the Spot VM back: it is deleted or deallocated. The notice is best effort.",
     "terminate": "The VM is deleted.",
 }
 _TONES: Mapping[str, Tone] = {SCHEDULED: "warning", STARTED: "attention"}  # what is unknown is no alarm
+_GONE = "The VM is deleted, or if a Spot VM perhaps deallocated: there is nothing to put back to work."
 _DELETING = ("preempt", "terminate")
 _LONGEST_SECONDS = 365 * DAY_SECONDS
 _SOURCES = {"platform": "Azure (platform)", "user": "a user or automation of yours"}
@@ -68,33 +70,11 @@ _END_REASONS = {
     "NotBeforePassed": "Its earliest start had passed when it was removed",
     "ClockJumped": "It was removed after the VM's clock had jumped: whether its earliest start had passed is unknown",
 }
-_RECEIPT_LENGTH = 400
-_REASON_LENGTH = 45  # in the title, as is the next
-_OUTCOME_LENGTH = 20
-_OUTCOMES: Mapping[str, tuple[Tone, str, str]] = {
-    "accepted": ("accent", "Approved", "The start may still wait for other VMs on the host."),
-    "rejected": ("warning", "Approval rejected", ""),
-    "failed": (
-        "attention",
-        "Approval failed",
-        "It is not approved. Send the command again, or the event starts at its scheduled time.",
-    ),
-}
-_REASONS = {
-    "malformed": "the command cannot be read",
-    "bad_signature": "its signature is not valid",
-    "expired": "the command had expired",
-    "unknown_event": "the event is not in the VM's document",
-    "already_started": "the event has already started",
-    "other_vm": "the event does not affect this VM",
-    "advisory": "it is an early warning, which nobody can approve",
-    "denied": "the policy does not allow it",
-    "not_prepared": "the VM is not prepared",
-    "imds_refused": "IMDS refused it",
-    "imds_unavailable": "IMDS did not answer",
-    "unknown_outcome": "IMDS's answer was lost",
-    "approved": "",
-    "already_approved": "it had been approved before",
+_REASON_LENGTH = 45  # in the title
+_OUTCOMES: Mapping[str, tuple[Tone, str]] = {
+    "accepted": ("accent", "Approved"),
+    "rejected": ("warning", "Approval rejected"),
+    "failed": ("attention", "Approval failed"),
 }
 
 
@@ -170,6 +150,14 @@ class EventView:
         """Read a property of the VM that reports the event."""
         return sanitize(object_of(self.data.get("Vm")).get(name))
 
+    def fleet(self, tags: Sequence[str]) -> str:
+        """Name the resource group and the scale set of the VM that reports, and those of its tags that are wanted."""
+        of_vm = object_of(object_of(self.data.get("Vm")).get("Tags"))
+        given = {name.casefold(): sanitize(value, NAME_LENGTH) for name, value in of_vm.items()}
+        parts = [("resource group", self.resource_group), ("scale set", self.of_vm("ScaleSet"))]
+        parts += [(name, given.get(name.casefold(), "")) for name in tags]
+        return truncate(", ".join(f"{label} {text}" for label, text in parts if text), _LINE_LENGTH)
+
     def vms(self, max_length: int, max_names: int | None = None) -> str:
         """Name the affected VMs, as many as fit."""
         return join_names(self.resources, max_length=max_length, max_names=max_names, total=self.count)
@@ -220,7 +208,7 @@ class Notice(Message):
     All texts have a limited length and no control characters; markup is left to the formats. `headline` is the
     title with a symbol of its tone, `text` the whole message in lines, `command` the one to approve with. `kind` is
     the middle of the type, for example `scheduledevent.started`, "" for types of other programs. `event_id`,
-    `event_type`, `vm` (which reports the event) and `resource_group` are "" if the event has none.
+    `event_type`, `vm` (which reports the event), `resource_group` and `fleet` are "" if the event has none.
     """
 
     headline: str
@@ -232,21 +220,28 @@ class Notice(Message):
     event_type: str
     vm: str
     resource_group: str
+    fleet: str
 
 
-def notice(event: Mapping[str, Json], *, now: datetime, zone: tzinfo | None) -> Notice:
+def notice(
+    event: Mapping[str, Json], *, now: datetime, zone: tzinfo | None, tags: Sequence[str] = ()
+) -> Notice:
     """Describe a CloudEvent to people.
 
     Args:
         event: of any type, known or not, with any data.
         now: the time of the attempt, from which "in 15 min" counts.
         zone: in which times are written; None is UTC.
+        tags: the names of those of the VM's tags that are shown.
     """
     view = EventView(event, now=now, zone=zone)
+    fleet = view.fleet(tags)
     family = view.kind.partition(".")[0]
     describe = _DESCRIPTIONS.get(view.kind) or _DESCRIPTIONS.get(family, _describe_unknown)
     message = describe(view)
-    headline = f"{_SYMBOLS[message.tone]} {message.title}"
+    # first, where no receiver cuts it off
+    message = replace(message, fields=(*view.fields({"Fleet": fleet}), *message.fields))
+    headline = f"{SYMBOLS[message.tone]} {message.title}"
     details = tuple(_details(view))
     lines = (f"{field.label}: {field.text}" for field in (*message.fields, *details))
     return Notice(
@@ -260,6 +255,7 @@ def notice(event: Mapping[str, Json], *, now: datetime, zone: tzinfo | None) -> 
         event_type=view.event_type,
         vm=view.vm,
         resource_group=view.resource_group,
+        fleet=fleet,
     )
 
 
@@ -283,9 +279,11 @@ def _describe_scheduled_event(view: EventView) -> Message:
         )
     if transition in _ENDS:
         tone, what, sentence = _ENDS[transition]
-        title = view.title(_noun(view), f" {what}")
         if transition == "completed":
             sentence = meaning
+        if view.data.get("VmIsGone") is True:
+            tone, what, sentence = "default", "is over: the VM is gone", _GONE
+        title = view.title(_noun(view), f" {what}")
         return _message(tone, title, sentence, _end_reason(view), fields=_about(view))
     fields = (*_changes(view), *_when(view), *_about(view))
     if transition == "advised":
@@ -422,17 +420,18 @@ def _advice(view: EventView) -> str:
 
 
 def _describe_receipt(view: EventView) -> Message:
-    """Describe whether the event was approved, why not, and what follows."""
+    """Describe whether the event was approved, why not, and what follows; without a known VM, which VM answers."""
     outcome = view.kind.partition(".")[2]
-    unknown: tuple[Tone, str, str] = ("default", f"Approval {truncate(outcome, _OUTCOME_LENGTH)}", "")
-    tone, text, sentence = _OUTCOMES.get(outcome, unknown)
+    unknown: tuple[Tone, str] = ("default", f"Approval {truncate(outcome, _NOUN_LENGTH)}")
+    tone, text = _OUTCOMES.get(outcome, unknown)
+    reason = REASONS.get(view.get("Reason"), Reason(view.get("Reason"), ""))
+    text, sentence = reason.title or text, reason.sentence
     if view.data.get("DryRun") is True:
         text, sentence = f"Dry run, not sent: {text}", "This was a dry run: nothing was sent to IMDS."
-    reason = _REASONS.get(view.get("Reason"), view.get("Reason"))
-    after = f" ({truncate(reason, _REASON_LENGTH)})" if reason else ""
-    is_known = view.count or view.event_type
-    title = view.title(f"{text}: {_noun(view)}", after) if is_known else f"{text}{after}"
-    return _message(tone, title, sentence, fields=_receipt_fields(view))
+    after = f" ({truncate(reason.short, _REASON_LENGTH)})" if reason.short else ""
+    what = f"{text}: {_noun(view)}" if view.count or view.event_type else text
+    title = view.title(what, after) if view.count else f"{what} on {view.short_vm}{after}"
+    return _message(tone, truncate(title, TITLE_LENGTH), sentence, fields=_receipt_fields(view))
 
 
 def _describe_prepared(view: EventView) -> Message:
@@ -457,9 +456,9 @@ def _receipt_fields(view: EventView) -> Iterator[Field]:
     command = object_of(view.data.get("Command"))
     yield from view.fields(
         {
-            "Reason": "" if view.get("Reason") in _REASONS else view.get("Reason"),
+            "Reason": "" if view.get("Reason") in REASONS else view.get("Reason"),
             "Detail": view.get("Detail"),
-            "Releases": view.vms(_RECEIPT_LENGTH) if view.kind.endswith(".accepted") else "",
+            "Releases": view.vms(_LINE_LENGTH) if view.kind.endswith(".accepted") else "",
             "Requested by": sanitize(command.get("RequestedBy")),
             "Because": sanitize(command.get("Reason")),
         }
@@ -474,7 +473,7 @@ def _details(view: EventView) -> Iterator[Field]:
     zone = view.of_vm("Zone")
     places = filter(None, [view.vm, view.of_vm("Location"), f"zone {zone}" if zone else ""])
     yield from view.fields(
-        {"EventId": view.event_id, "Reported by": truncate(", ".join(places), _PLACE_LENGTH)}
+        {"EventId": view.event_id, "Reported by": truncate(", ".join(places), _LINE_LENGTH)}
     )
     if view.time:
         is_old = view.seconds_until(view.time) < -_OLD_SECONDS

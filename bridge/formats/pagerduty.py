@@ -1,4 +1,4 @@
-"""Write events for PagerDuty (Events API v2): one alert for each EventId, from its notice to its end."""
+"""Write events for PagerDuty (Events API v2): one alert for each EventId, and others for what fails."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Annotated, ClassVar, Literal
 
 from bridge.config.base import Secret
 from bridge.config.sinks import ChatSettings, Pattern, Rate, WebhookSettings
-from bridge.contract.types import is_new_type
+from bridge.contract.types import is_new_type, type_of
+from bridge.events.filters import Filter
+from bridge.events.model import is_alarm
 from bridge.formats.base import ChatFormat
-from bridge.formats.notice import EventView, Notice, notice
-from bridge.imds.document import SCHEDULED, STARTED
+from bridge.formats.notice import EventView, Notice
+from bridge.imds.document import ADVISORY, SCHEDULED, STARTED
 from bridge.runtime.json import Json
 from bridge.runtime.text import register_secret
 from bridge.runtime.time import iso_utc
@@ -24,36 +26,34 @@ COMPONENT_LENGTH = 255
 _DEDUP_KEY = re.compile(r"[!-~]{1,255}")
 _ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
 
-# With "", nothing is sent.
-ACTIONS: Mapping[str, Action] = {
-    "scheduledevent.scheduled": "trigger",
-    "scheduledevent.started": "acknowledge",
-    "scheduledevent.updated": "trigger",
-    "scheduledevent.advised": "",
-    "scheduledevent.completed": "resolve",
-    "scheduledevent.canceled": "resolve",
-    "scheduledevent.ended": "resolve",
-    "approval.accepted": "acknowledge",
-    "approval.outofwork": "trigger",
-    "approval.recovered": "resolve",
-    "imds.unreachable": "trigger",
-    "imds.recovered": "resolve",
-    "bridge.test": "trigger",
+# What is done with which alert: that of the Scheduled Event (""), of an approval or a drain that failed, or one of
+# the VM itself. With the action "", nothing is sent.
+ACTIONS: Mapping[str, tuple[Action, str]] = {
+    "scheduledevent.scheduled": ("trigger", ""),
+    "scheduledevent.started": ("acknowledge", ""),
+    "scheduledevent.updated": ("trigger", ""),
+    "scheduledevent.advised": ("", ""),
+    "scheduledevent.completed": ("resolve", ""),
+    "scheduledevent.canceled": ("resolve", ""),
+    "scheduledevent.ended": ("resolve", ""),
+    "approval.accepted": ("acknowledge", ""),
+    "approval.rejected": ("trigger", "approval"),
+    "approval.failed": ("trigger", "approval"),
+    "approval.prepared": ("resolve", "drain"),
+    "approval.outofwork": ("trigger", "out-of-work"),
+    "approval.recovered": ("resolve", "out-of-work"),
+    "imds.unreachable": ("trigger", "watch"),
+    "imds.recovered": ("resolve", "watch"),
+    "bridge.loss": ("trigger", "loss"),
+    "bridge.test": ("trigger", "test"),
 }
+_FAILURES = ("rejected", "failed")
 _SEVERITIES = {
     "freeze": "info",
     "reboot": "warning",
     "redeploy": "error",
     "preempt": "critical",
     "terminate": "error",
-}
-# Alerts about the VM itself instead of a Scheduled Event: the alert's name and its severity.
-_OWN_ALERTS = {
-    "imds.unreachable": ("watch", "error"),
-    "imds.recovered": ("watch", "error"),
-    "approval.outofwork": ("out-of-work", "error"),
-    "approval.recovered": ("out-of-work", "error"),
-    "bridge.test": ("test", "info"),
 }
 
 
@@ -92,6 +92,8 @@ class PagerDuty(ChatFormat):
         super().__init__(settings)
         self._routing_key = check_routing_key(settings.routing_key.read())
         register_secret(self._routing_key)
+        taken = Filter(types=settings.types)
+        self._takes_failures = any(taken.matches_type(type_of(f"approval.{one}")) for one in _FAILURES)
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the request; None for an event that is no alarm.
@@ -100,53 +102,54 @@ class PagerDuty(ChatFormat):
             ValueError: PagerDuty has no action for this type of event (see ACTIONS).
         """
         view = EventView(event, now=now)
-        message = notice(event, now=now, zone=self._zone)
-        action = _action(view)
+        message = self._notice(event, now)
+        action, alert = _action(view)
+        if view.kind == "approval.accepted" and self._takes_failures:
+            action, alert = action and "resolve", "approval"
         if not action:
             return None
         link = self._link(view.event_id)
         return {
             "routing_key": self._routing_key,
             "event_action": action,
-            "dedup_key": _dedup_key(event, view),
+            "dedup_key": _dedup_key(view, alert),
             "client": "imds-bridge",
-            "payload": _payload(message, view),
+            "payload": _payload(message, view, alert),
             **({"links": [{"href": link, "text": "Open in the console"}]} if link else {}),
         }
 
 
-def _action(view: EventView) -> Action:
+def _action(view: EventView) -> tuple[Action, str]:
+    """Return what is done with which alert."""
     if view.kind not in ACTIONS:
         raise ValueError(f"PagerDuty has no action for an event of type {view.type}; leave it out of `types`")
-    if view.kind == "approval.accepted" and view.data.get("DryRun") is True:
-        raise ValueError(f"PagerDuty has no action for a dry run ({view.type})")
+    action, alert = ACTIONS[view.kind]
+    was_advised = view.get("PreviousStatus").lower() == ADVISORY
+    if view.data.get("DryRun") is True or (was_advised and action == "resolve"):
+        action = ""  # an early warning has opened no alert
     # PagerDuty drops an acknowledgement without an alert: a host that failed without a notice would not be reported.
-    if view.kind == "scheduledevent.started" and not view.get("PreviousStatus"):
-        return "trigger"
-    if view.kind == "scheduledevent.updated" and view.status != SCHEDULED:
-        return "acknowledge" if view.status == STARTED else ""
-    return ACTIONS[view.kind]
+    elif view.kind == "scheduledevent.started" and is_alarm(view.event):
+        action = "trigger"
+    elif view.kind == "scheduledevent.updated" and view.status != SCHEDULED:
+        action = "acknowledge" if view.status == STARTED else ""
+    return action, "drain" if view.get("Reason") == "not_prepared" else alert
 
 
-def _dedup_key(event: Mapping[str, Json], view: EventView) -> str:
-    """Return the alert's key: the EventId in lower case, so that all VMs of a group share one alert."""
-    if view.kind in _OWN_ALERTS:
-        # Unlike the epoch it lasts over restarts, and unlike the VM's id it is known while IMDS is unreachable.
-        reporter = event.get("reporter") or view.vm
-        key = f"imds-bridge:{_OWN_ALERTS[view.kind][0]}:{reporter}"
-    else:
-        ids = (view.data.get("EventId"), event.get("subject"), event.get("id"))
-        key = next((one for one in ids if one and isinstance(one, str)), "unknown").lower()
+def _dedup_key(view: EventView, alert: str) -> str:
+    """Return the alert's key: by the EventId in lower case, so that all VMs of a group share one, or by the VM."""
+    ids = (view.data.get("EventId"), view.event.get("subject"), view.event.get("id"))
+    event_id = next((one for one in ids if one and isinstance(one, str)), "unknown").lower()
+    # Unlike the epoch it lasts over restarts, and unlike the VM's id it is known while IMDS is unreachable.
+    reporter = view.event.get("reporter") or view.vm
+    of_event = {"": event_id, "approval": f"imds-bridge:approval:{event_id}"}
+    of_vm = f"imds-bridge:{alert}:{reporter}" + f":{event_id}" * (alert == "drain")
+    key = of_event.get(alert, of_vm)
     return key if _DEDUP_KEY.fullmatch(key) else sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
-def _payload(message: Notice, view: EventView) -> Json:
-    own = _OWN_ALERTS.get(view.kind)
-    severity = (
-        own[1]
-        if own
-        else _SEVERITIES.get(view.event_type.lower(), "info" if is_new_type(view.event_type) else "warning")
-    )
+def _payload(message: Notice, view: EventView, alert: str) -> Json:
+    of_type = _SEVERITIES.get(view.event_type.lower(), "info" if is_new_type(view.event_type) else "warning")
+    severity = "info" if alert == "test" else "error" if alert else of_type
     hint = ("You can resolve this alert.",) if view.kind == "bridge.test" else ()
     meaning = "\n".join((*message.sentences, *hint))
     details = {"Meaning": meaning} if meaning else {}

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from bridge.config.sinks import Rate
 from bridge.formats.digest import Digest, DigestFormat, DigestSettings
-from bridge.formats.notice import Field, Notice, format_time, notice
+from bridge.formats.notice import Field, Notice, format_time
 from bridge.runtime.json import Json
 from bridge.runtime.text import length, truncate
 
@@ -49,7 +49,7 @@ class Slack(DigestFormat):
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the message."""
-        message = notice(event, now=now, zone=self._zone)
+        message = self._notice(event, now)
         link = self._link(message.event_id)
         text = truncate(replace_markup(message.text), TEXT_LENGTH - len(link) - 1)
         return _message(f"{text}\n{link}".rstrip(), self._blocks(message, link, now))
@@ -58,8 +58,10 @@ class Slack(DigestFormat):
         """Return a section for each line; as `text`, as many lines as fit."""
         lines = [(replace_markup(text), link) for text, link in digest.lines[:count]]
         sections = [f"{text} <{link}|console>" if link else text for text, link in lines]
-        blocks = [_section(_markup(text)) for text in (*sections, *digest.more(count))]
-        texts = [replace_markup(digest.headline), *(f"{text} {link}".rstrip() for text, link in lines)]
+        fleet = [replace_markup(text) for text in digest.fleet]
+        blocks = [_section(_markup(text)) for text in (*fleet, *sections, *digest.more(count))]
+        head = "\n".join([replace_markup(digest.headline), *fleet])
+        texts = [head, *(f"{text} {link}".rstrip() for text, link in lines)]
         while length(text := "\n".join((*texts, *digest.more(len(texts) - 1)))) > TEXT_LENGTH:
             texts.pop()
         return _message(text, [_header(digest.headline), *blocks])

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from bridge.config.sinks import Rate
 from bridge.formats.base import encode_json
 from bridge.formats.digest import Digest, DigestFormat, DigestSettings
-from bridge.formats.notice import Field, Notice, Tone, notice
+from bridge.formats.notice import Field, Notice, Tone
 from bridge.runtime.json import Json
 from bridge.runtime.text import truncate
 
@@ -39,7 +39,7 @@ class Teams(DigestFormat):
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the message."""
-        message = notice(event, now=now, zone=self._zone)
+        message = self._notice(event, now)
         card = self._card(message, _TEXT_LENGTH)
         return card if len(encode_json(card)) <= MESSAGE_BYTES else self._card(message, _SHORT_TEXT_LENGTH)
 
@@ -47,7 +47,7 @@ class Teams(DigestFormat):
         """Return a card with a run for each line, which links to its event."""
         lines = [_line(_run(text, **_opens(link))) for text, link in digest.lines[:count]]
         more = [_line(_run(text, isSubtle=True)) for text in digest.more(count)]
-        return _message(digest.tone, digest.headline, [], [*lines, *more])
+        return _message(digest.tone, digest.headline, digest.fleet, [*lines, *more])
 
     def _card(self, message: Notice, max_length: int) -> Json:
         lines = [self._field(field, max_length) for field in message.fields]

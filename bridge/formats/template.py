@@ -28,7 +28,6 @@ from bridge.config.sinks import ChatSettings, WebhookSettings
 from bridge.config.values import nearest, quote_path
 from bridge.contract.types import PROPERTIES
 from bridge.formats.base import ChatFormat
-from bridge.formats.notice import notice
 from bridge.formats.text import instant_of
 from bridge.runtime.json import Json
 from bridge.runtime.time import iso_utc
@@ -169,12 +168,13 @@ class Template(ChatFormat):
         Raises:
             ValueError: a text in it is faulty; says where and what was expected.
         """
-        self._zone: tzinfo = settings.zone or UTC
+        super().__init__(settings)
+        zone = settings.zone or UTC
         self._jinja = _Sandbox(undefined=ChainableUndefined, finalize=_shown, keep_trailing_newline=True)
         self._jinja.filters |= {
             "exact": lambda value: _Exact(_text(value)),
             "tojson": _tojson,
-            "local_time": partial(_local_time, self._zone),
+            "local_time": partial(_local_time, zone),
         }
         self._texts: dict[str, _Text] = {}
         self._shape = self._compile(settings.template, "template")
@@ -208,7 +208,7 @@ class Template(ChatFormat):
         return {
             "event": {name: value for name, value in event.items() if name != "data"},
             "data": event.get("data"),
-            "notice": asdict(notice(event, now=now, zone=self._zone)),
+            "notice": asdict(self._notice(event, now)),
             "now": iso_utc(now),
         }
 

@@ -67,7 +67,7 @@ class StateFolder:
             self.release()
             self._files[LOCK] = self._take()
             # without room for it the lock counts all the same
-            self._write_in_place(LOCK, f"{os.getpid():<20}".encode())
+            self._write_in_place(LOCK, f"{f'{os.getpid()} {_pid_namespace()}':<20}".encode())
 
     def release(self) -> None:
         """Let another process have the folder."""
@@ -77,9 +77,11 @@ class StateFolder:
         self._numbers = None
 
     def owner(self) -> str | None:
-        """Return who holds the folder, None if no process does."""
+        """Return who holds the folder, None if no process does; who may not read the lock does not know."""
         try:
             lock = os.open(self.path / LOCK, os.O_RDONLY)
+        except PermissionError:
+            return "a process whose lock this user may not read"
         except OSError:
             return None
         try:
@@ -281,10 +283,20 @@ def _rename(path: Path, target: Path) -> None:
 def _read_owner(lock: int) -> str:
     try:
         os.lseek(lock, 0, os.SEEK_SET)
-        pid = os.read(lock, 32).decode("ascii", "replace").strip()
+        pid, _, namespace = os.read(lock, 32).decode("ascii", "replace").strip().partition(" ")
     except OSError:  # Windows lets no one read what is locked
-        pid = ""
-    return f"process {pid}" if pid.isdigit() else "another process"
+        pid = namespace = ""
+    if not pid.isdigit():
+        return "another process"
+    is_near = namespace in ("", _pid_namespace())  # the version before wrote none
+    return f"process {pid}" if is_near else f"process {pid} of another container (PID namespace)"
+
+
+def _pid_namespace() -> str:
+    """Return a number that processes share whose process ids can be compared, "" where there is none."""
+    with contextlib.suppress(OSError):
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
+    return ""
 
 
 if sys.platform == "win32":

@@ -21,6 +21,7 @@ from bridge.approvals.policy import Decision, rejected
 from bridge.approvals.state import Owed, Program, State
 from bridge.approvals.step import load_state
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
+from bridge.contract.types import ReceiptReason
 from bridge.events.envelope import read_event
 from bridge.events.model import CloudEvent, StoredEvent, structured
 from bridge.imds.diff import Change
@@ -176,7 +177,7 @@ class AnswerBatch:
     def refuse(
         self,
         message: ReceivedMessage,
-        reason: str,
+        reason: ReceiptReason,
         detail: str,
         *,
         command: Command | None = None,

@@ -383,9 +383,7 @@ class Listener:
             detail = f"the first try was {IMDS_WAIT_SECONDS:.0f} s ago"
             return unknown_outcome(rejected("denied", detail, one.event))
         decision = self._decision_before_post(pending, one, state, may_wait=may_wait)
-        return (
-            unknown_outcome(decision) if decision and decision.outcome in ("rejected", "failed") else decision
-        )
+        return unknown_outcome(decision) if decision else None
 
     def _decision_before_post(
         self, pending: Pending, one: EventState | None, state: State | None, *, may_wait: bool
@@ -500,6 +498,7 @@ class Listener:
         events = dict(self._state.events)
         for key, decision in decided.items():
             said = replace(decision, detail=decision.detail or "an auto rule")
+            said = unknown_outcome(said) if events[key].stay.is_intended else said
             events[key] = answer(events[key], events[key].run, said, lambda effect: effect(self._answers))
         self._become(replace(self._state, events=events))
 
@@ -510,6 +509,7 @@ class Listener:
         final = {}
         for event_id, decision in allowed.items():
             if made := by_imds.get(event_id.lower()):
+                made = unknown_outcome(made) if event_id.lower() in pending.intended else made
                 detail = made.detail or decision.detail or self._program_had(event_id.lower())
                 final[event_id] = replace(made, detail=detail)
         if any(one.outcome == "accepted" for one in final.values()):
@@ -540,6 +540,9 @@ class Listener:
     def _answered(self, pending: Pending, event_id: str, decision: Decision) -> Pending:
         """Answer with a receipt, unless it is a rejection beyond the limit: a flood may cause those."""
         command, receipt, key = pending.command, "", event_id.lower()
+        known = self._state.events.get(key)
+        if known and not decision.event:  # as last seen, so that people read what it is
+            decision = replace(decision, event=known.event)
         if decision.outcome == "rejected" and not self._answers.allows_rejection(decision.reason):
             pending = replace(pending, unanswered=decision)
         else:

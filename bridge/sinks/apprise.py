@@ -57,9 +57,10 @@ class AppriseSink(Sink):
 
     def _message(self, event: StoredEvent) -> dict[str, str]:
         """Return what apprise sends for an event, as text that no service can take for markup."""
-        message = notice(event.envelope, now=self._clock.now(), zone=self._settings.zone)
+        settings, now = self._settings, self._clock.now()
+        message = notice(event.envelope, now=now, zone=settings.zone, tags=settings.show_tags)
         title, *lines = replace_markup(message.text).split("\n")
-        body = "\n".join([*lines, self._settings.link(message.event_id)]).strip()
+        body = "\n".join([*lines, settings.link(message.event_id)]).strip()
         return {"title": title, "body": body}
 
     def _read_service(self) -> Any:

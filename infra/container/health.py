@@ -1,7 +1,7 @@
 """Check the health of this container's process: exit with 0 if it is healthy, else with 1 and the reason.
 
     python health.py            it runs, and every loop makes progress
-    python health.py --ready    and IMDS, or the bus, answers
+    python health.py --ready    and IMDS, or the bus, answers, and the state can be written
 
 It asks the port of `[metrics]`, or the console's own, if that is on and answers; otherwise it reads the status file.
 Role and configuration are read from the command line of process 1; --role sets it if that is another process.
@@ -22,6 +22,7 @@ from typing import Any
 
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
+from bridge.service.status import find_unready
 
 ROLES = ("forward", "listen", "relay", "console")
 STATE_DIR = "/var/lib/imds-bridge"
@@ -36,7 +37,7 @@ def main() -> int:
     """Check once; return the exit code."""
     parser = argparse.ArgumentParser(description="Check the health of this container's process.")
     parser.add_argument("--role", choices=ROLES, default=None)
-    parser.add_argument("--ready", action="store_true", help="also check that IMDS or the bus answers")
+    parser.add_argument("--ready", action="store_true", help="also check what /readyz does")
     arguments = parser.parse_args()
     words = Path("/proc/1/cmdline").read_text(encoding="utf-8").split("\0")
     role = arguments.role or next((word for word in words if word in ROLES), ROLES[0])
@@ -83,7 +84,8 @@ def _read_files(role: str, *, ready: bool) -> str:
     """Return why the process is not healthy by the files in its state folder, "" if it is."""
     folder = StateFolder(Path(os.environ.get("IMDS_BRIDGE__STATE_DIR", STATE_DIR)) / role)
     status = folder.read_status()
-    return _fault(folder, status) or (_input_error(status or {}) if ready else "")
+    fault = _fault(folder, status)
+    return fault or ("; ".join(find_unready(status or {}, datetime.now(UTC))) if ready else "")
 
 
 def _fault(folder: StateFolder, status: dict[str, Any] | None) -> str:
@@ -95,14 +97,6 @@ def _fault(folder: StateFolder, status: dict[str, Any] | None) -> str:
     if age_seconds > STALE_SECONDS and os.access(folder.path, os.W_OK):
         return f"{folder.path.name} has written no status for {age_seconds:.0f} s"
     return ""
-
-
-def _input_error(status: dict[str, Any]) -> str:
-    """Return the error of the process's input, or an empty text."""
-    if status["role"] == "forward" and not status["last_good_at"]:
-        return "IMDS has given no good answer yet"
-    parts = (status, status.get("commands"), status.get("relay"), status.get("bus"))
-    return "; ".join(part["last_error"] for part in parts if part and part.get("last_error"))
 
 
 if __name__ == "__main__":

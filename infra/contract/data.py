@@ -418,10 +418,13 @@ class ReceiptData(Part):
 
 
 class ApprovalAcceptedData(ReceiptData):
-    """IMDS has accepted the approval, now or before; the start may still wait for other VMs, or for NotBefore."""
+    """IMDS has accepted the approval, now or before, or nothing is left to approve; the start may still wait."""
 
     Outcome: Literal["Accepted"] = _property("Always Accepted.", "Accepted")
-    Reason: str = _property("approved or already_approved.", "approved", "already_approved")
+    Reason: str = _property(
+        "approved, already_approved, or not_recorded: it may have been POSTed, and is no longer Scheduled.",
+        *("approved", "already_approved", "not_recorded"),
+    )
 
 
 class ApprovalRejectedData(ReceiptData):

@@ -1,6 +1,6 @@
 """The rules and the dashboard as tests read them, and the alerts for Azure Monitor.
 
-`python -m infra.monitoring.generate` writes the latter from the Prometheus rules.
+`python -m infra.monitoring.generate` writes the latter from the Prometheus rules, and the chart's copy of the rules.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ FOLDER = Path(__file__).resolve().parent
 RULES = FOLDER / "rules.yaml"
 BICEP = FOLDER / "alerts.bicep"
 DASHBOARD = FOLDER / "dashboard.json"
+COPY = FOLDER.parent / "kubernetes/rules.yaml"  # a chart reads no file beside its folder
 
 # Azure Monitor's severities: 0 critical, 1 error, 2 warning.
 SEVERITIES = {"critical": 1, "warning": 2}
@@ -105,6 +106,11 @@ def bicep(rules: list[dict[str, Any]]) -> str:
     return _HEAD + "".join(group(number, each) for number, each in enumerate(groups, 1))
 
 
+def copy() -> str:
+    """Return the rules as a file of the chart."""
+    return "# Generated: python -m infra.monitoring.generate\n" + RULES.read_text()
+
+
 def group(number: int, rules: list[dict[str, Any]]) -> str:
     """Return one group of rules.
 
@@ -153,3 +159,4 @@ def _text(value: str) -> str:
 
 if __name__ == "__main__":
     BICEP.write_text(bicep(read_rules()))
+    COPY.write_text(copy())

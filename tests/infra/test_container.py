@@ -21,7 +21,7 @@ from bridge.config.console import ConsoleSettings
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import Clock, iso_utc
 from bridge.service.metrics import MetricsServer
-from infra.container.health import read_listen
+from infra.container.health import _fault, read_listen
 from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, RawServer, answering, environment, wait_until
@@ -116,17 +116,39 @@ def test_a_process_whose_disk_became_read_only_counts_as_healthy(held: StateFold
         call("umount", read_only)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_process_whose_lock_is_another_users_file_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # no other user may pass the folders above
+    tmp_path.chmod(0o711)
+    folder = StateFolder(Path("forward"))
+    folder.path.mkdir()
+    folder.write_status(status(storage_error="Permission denied"))
+    (folder.path / "lock").touch(0o600)
+    for path in (folder.path, folder.path / "status.json"):
+        os.chown(path, 65532, 65532)
+    os.seteuid(65532)
+    try:
+        assert _fault(folder, folder.read_status()) == ""
+        (folder.path / "lock").unlink()
+        assert _fault(folder, folder.read_status()) == "forward does not run"
+    finally:
+        os.seteuid(0)
+
+
 @pytest.mark.parametrize(
     "fault",
     [
         {"last_good_at": None},
-        {"last_error": "IMDS: 503"},
-        {"commands": {"last_error": "no role"}},
-        {"relay": {"last_error": "no role"}},
-        {"role": "console", "bus": {"last_error": "no role"}},
+        {"last_good_at": iso_utc(datetime.now(UTC) - timedelta(minutes=5))},
+        {"role": "listen", "commands": {"from": "bus", "last_error": "no role"}},
+        {"role": "relay", "relay": {"from": "bus", "last_error": "no role"}},
+        {"role": "console", "bus": {"from": "bus", "last_error": "no role"}},
+        {"storage_error": "database or disk is full"},
     ],
 )
-def test_a_process_without_successful_answers_is_not_ready_and_gives_the_reason(
+def test_a_process_that_cannot_do_its_work_is_not_ready_and_gives_the_reason(
     held: StateFolder, fault: dict[str, Any]
 ) -> None:
     held.write_status(status())

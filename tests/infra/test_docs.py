@@ -98,7 +98,7 @@ def test_the_page_of_events_says_what_pagerduty_and_the_alerts_do() -> None:
     severities = {row[0].lower(): row[4] for row in rows if len(row) == 6}
     assert {name: severities[name] for name in pagerduty._SEVERITIES} == pagerduty._SEVERITIES
     said = {row[0]: row[2] for row in rows if len(row) == 4}
-    for name, action in pagerduty.ACTIONS.items():
+    for name, (action, _) in pagerduty.ACTIONS.items():
         family, _, kind = name.partition(".")
         (what,) = (what for types, what in said.items() if f"`{family}." in types and f".{kind}.v1" in types)
         assert action in what, name

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -20,13 +23,14 @@ from bridge.config.loader import load
 from bridge.config.models import Config, MetricsSettings
 from bridge.console.process import STOP_SECONDS
 from bridge.service.process import LAST_SECONDS
+from infra.kubernetes.generate import README, SCHEMA, schema, table, with_table
 from tests.support.paths import ROOT
-from tests.support.process import LIMIT_SECONDS
+from tests.support.process import LIMIT_SECONDS, RawServer
 from tests.support.programs import tool
 
 FOLDER = ROOT / "infra" / "kubernetes"
 CONSOLE = FOLDER / "console"
-NO_MANIFESTS = {"kustomization.yaml", "Chart.yaml", "values.yaml"}
+NO_MANIFESTS = {"kustomization.yaml", "Chart.yaml", "values.yaml", "rules.yaml"}
 MANIFESTS = sorted(path.name for path in FOLDER.glob("*.yaml") if path.name not in NO_MANIFESTS)
 OF_THE_CONSOLE = ["console/namespace.yaml", "console/console.yaml"]
 ROLES = ["forward", "listen"]
@@ -72,12 +76,12 @@ def test_every_manifest_is_valid_by_the_strict_schemas_of_kubernetes(version: st
 
 def test_the_kustomization_names_every_manifest_those_that_approve_as_a_choice() -> None:
     text = (FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
-    choices = {"listen.yaml", "drain.yaml"}
+    choices = {"listen.yaml", "drain.yaml", "relay.yaml"}
     assert {*read("kustomization.yaml")["resources"]} == {*MANIFESTS} - choices
     assert [name for name in choices if f"# - {name} #" not in text] == []
 
 
-@pytest.mark.parametrize("role", [*ROLES, "drain"])
+@pytest.mark.parametrize("role", [*ROLES, "drain", "relay"])
 def test_the_configuration_of_a_process_is_valid_also_with_all_that_it_suggests(
     role: str, tmp_path: Path
 ) -> None:
@@ -90,10 +94,9 @@ def test_the_configuration_of_a_process_is_valid_also_with_all_that_it_suggests(
     (tmp_path / "all.toml").write_text(suggested.replace("/run/secrets/imds-bridge", str(tmp_path)))
     everything = load(tmp_path / "all.toml", {})
     assert {*everything.sinks} == {*tomllib.loads(suggested)["sinks"]}
-    assert everything.approvals
-    assert bool(everything.metrics.listen) == (
-        role in ROLES
-    )  # the two of drain.yaml cannot have the same port
+    assert everything.relay if role == "relay" else everything.approvals
+    # the two of drain.yaml cannot have the same port
+    assert bool(everything.metrics.listen) == (role != "drain")
 
 
 @pytest.mark.parametrize(("role", "address"), [("forward", "127.0.0.1:9464"), ("listen", "127.0.0.1:9465")])
@@ -114,7 +117,7 @@ def test_a_pod_reaches_imds_is_not_root_has_no_right_in_the_cluster_and_writes_o
     assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert spec["automountServiceAccountToken"] is False
     applied = [one for name in {*MANIFESTS} - {"drain.yaml"} for one in documents(name)]
-    assert {one["kind"] for one in applied} == {"DaemonSet", "Namespace", "ServiceAccount"}
+    assert not [one["kind"] for one in applied if "Role" in one["kind"]]
     names = [one["metadata"]["name"] for one in applied if one["kind"] == "ServiceAccount"]
     assert spec["serviceAccountName"] in names
     security, user = one["securityContext"], spec["securityContext"]
@@ -126,7 +129,11 @@ def test_a_pod_reaches_imds_is_not_root_has_no_right_in_the_cluster_and_writes_o
     (state,) = [volume for volume in spec["volumes"] if volume["name"] == "state"]
     assert state["hostPath"]["path"] == mounts["state"]["mountPath"] == f"{Config().state_dir}/forward"
     (first,) = spec["initContainers"]
-    assert first["command"] == ["chown", f"{user['runAsUser']}:{user['runAsGroup']}", "/state"]
+    # also what an earlier image with another user left, in folders of mode 0700
+    assert first["command"] == ["chown", "-R", f"{user['runAsUser']}:{user['runAsGroup']}", "/state"]
+    assert first["securityContext"]["capabilities"]["add"] == ["CHOWN", "DAC_READ_SEARCH"]
+    assert one["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    assert one["livenessProbe"]["terminationGracePeriodSeconds"] == 5
     assert one["args"] == ["forward"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         command = one[probe]["exec"]["command"]
@@ -174,9 +181,9 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess
     )
 
 
-def rendered(release: str = "imds-bridge", /, **values: Any) -> dict[str, dict[str, Any]]:
+def rendered(release: str = "imds-bridge", /, *options: str, **values: Any) -> dict[str, dict[str, Any]]:
     """Return what the chart makes of values, by kind and name."""
-    done = helm("template", release, ".", "--namespace", "imds-bridge", values=values)
+    done = helm("template", release, ".", "--namespace", "imds-bridge", *options, values=values)
     assert done.returncode == 0, done.stderr
     found = [one for one in yaml.safe_load_all(done.stdout) if one]
     return {f"{one['kind']} {one['metadata']['name']}": one for one in found}
@@ -189,85 +196,157 @@ def refused(**values: Any) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("roles", [{"forward"}, {"listen"}, {"drain"}, {"forward", "listen", "drain"}])
+APART = {role: {"nodeSelector": {"pool": role}} for role in (*ROLES, "drain")}  # no node has two of them
+
+
+def everything(**more: Any) -> dict[str, Any]:
+    """Return values that enable each role, with more of each."""
+    return {role: {"enabled": True, **more, **APART.get(role, {})} for role in (*ROLES, "drain", "relay")}
+
+
+def config_map(got: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return the only ConfigMap of a role, which is immutable, has a hash in its name, and stays."""
+    [found] = [one for key, one in got.items() if re.fullmatch(f"ConfigMap {name}-[0-9a-f]{{10}}", key)]
+    assert found["immutable"] is True
+    assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    [workload] = [one for key, one in got.items() if re.fullmatch(f"(DaemonSet|Deployment) {name}", key)]
+    volumes = workload["spec"]["template"]["spec"]["volumes"]
+    [mounted] = [one["configMap"]["name"] for one in volumes if one["name"] == "config"]
+    assert mounted == found["metadata"]["name"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "roles", [{"forward"}, {"listen"}, {"drain"}, {"relay"}, {"listen", "drain", "relay"}]
+)
 def test_the_chart_applies_the_manifests_of_what_is_enabled(roles: set[str]) -> None:
-    enabled = {role: {"enabled": role in roles} for role in (*ROLES, "drain")}
+    enabled: dict[str, Any] = {role: {"enabled": role in roles} for role in (*ROLES, "drain", "relay")}
     assert helm("lint", ".", "--strict", values=enabled).returncode == 0
     names = {f"imds-bridge-{role}" for role in roles}
     files = ["serviceaccounts.yaml", *(f"{role}.yaml" for role in roles)]
     plain = [one for name in files for one in documents(name) if one["metadata"]["name"] in names]
     got = rendered(**enabled)
+    for role in roles:
+        one = config_map(got, f"imds-bridge-{role}")
+        assert one["data"] == {"config.toml": (FOLDER / f"{role}.toml").read_text()}
+        del got[f"ConfigMap {one['metadata']['name']}"]
     for one in plain:
-        found = got.pop(f"{one['kind']} {one['metadata']['name']}")
         labels = {"app.kubernetes.io/instance": "imds-bridge"}
         one["metadata"].setdefault("labels", {}).update(
             labels, **{"app.kubernetes.io/part-of": "imds-bridge"}
         )
-        if not one["kind"].startswith("ClusterRole"):
+        if one["kind"].startswith("ClusterRole"):
+            # a release of this name in another namespace has its own
+            one["metadata"]["name"] = f"imds-bridge-{one['metadata']['name']}"
+            if "roleRef" in one:
+                one["roleRef"]["name"] = one["metadata"]["name"]
+        else:
             one["metadata"]["namespace"] = "imds-bridge"
-        if one["kind"] == "DaemonSet":
+        found = got.pop(f"{one['kind']} {one['metadata']['name']}")
+        if one["kind"] in ("DaemonSet", "Deployment"):
             template = one["spec"]["template"]
             one["spec"]["selector"]["matchLabels"].update(labels)
             template["metadata"]["labels"].update(labels)
-            template["metadata"]["annotations"] = found["spec"]["template"]["metadata"]["annotations"]
-            for each in (*template["spec"]["initContainers"], *template["spec"]["containers"]):
+            spec = template["spec"]
+            [config] = [each for each in found["spec"]["template"]["spec"]["volumes"] if "configMap" in each]
+            spec["volumes"] = [config if "configMap" in each else each for each in spec["volumes"]]
+            for each in (*spec.get("initContainers", ()), *spec["containers"]):
                 each["image"] = "registry.example.org/imds-bridge:0.1.0"
         assert found == one
-    texts = {f"ConfigMap imds-bridge-{role}": (FOLDER / f"{role}.toml").read_text() for role in roles}
-    assert {name: one["data"] for name, one in got.items()} == {
-        name: {"config.toml": text} for name, text in texts.items()
-    }
+    assert not got
 
 
 def test_values_of_the_chart_set_the_image_the_configuration_and_parts_of_manifests() -> None:
-    patch = {"ServiceAccount": {"metadata": {"annotations": {"a": "b"}}}}
-    before = rendered()["DaemonSet imds-bridge-forward"]["spec"]["template"]["metadata"]["annotations"]
-    got = rendered(
-        image={"repository": "contoso.azurecr.io/x", "tag": "7"}, forward={"config": "# mine", "patch": patch}
-    )
+    patch = {"ServiceAccount": {"metadata": {"labels": {"a": "b"}}}, "ConfigMap": {"data": {"more": ""}}}
+    names = [config_map(rendered(), "imds-bridge-forward")["metadata"]["name"]]
+    got = rendered(image={"repository": "contoso.azurecr.io/x", "tag": "7"}, forward={"config": "# mine"})
     template = got["DaemonSet imds-bridge-forward"]["spec"]["template"]
     assert {one["image"] for one in template["spec"]["containers"]} == {"contoso.azurecr.io/x:7"}
-    assert template["metadata"]["annotations"] != before  # so that the pods are replaced
-    assert got["ConfigMap imds-bridge-forward"]["data"] == {"config.toml": "# mine"}
-    account = got["ServiceAccount imds-bridge-forward"]["metadata"]
-    assert (account["annotations"], account["namespace"]) == ({"a": "b"}, "imds-bridge")
-    done = helm("template", ".", values={"drain": {"enable": True}, "forward": {"patch": {"daemonSet": {}}}})
-    assert done.returncode != 0
-    assert "'enable' not allowed" in done.stderr
-    assert "'daemonSet' not allowed" in done.stderr
+    one = config_map(got, "imds-bridge-forward")
+    assert one["data"] == {"config.toml": "# mine"}
+    names.append(one["metadata"]["name"])
+    got = rendered(forward={"config": "# mine", "patch": patch})
+    names.append(config_map(got, "imds-bridge-forward")["metadata"]["name"])
+    assert len({*names}) == 3  # each content has a name of its own
+    assert got["ServiceAccount imds-bridge-forward"]["metadata"]["labels"]["a"] == "b"
+    why = refused(drain={"enable": True}, forward={"patch": {"daemonSet": {}}})
+    assert "'enable' not allowed" in why
+    assert "'daemonSet' not allowed" in why
 
 
-def test_values_of_a_process_change_each_of_its_containers_and_keep_what_the_manifest_has(
-    tmp_path: Path,
-) -> None:
+def test_values_change_each_pod_and_keep_what_the_manifest_has(tmp_path: Path) -> None:
     certificates = {"name": "certificates", "configMap": {"name": "our-authority"}}
-    got = rendered(
-        image={"digest": f"sha256:{'0' * 64}", "tag": "7", "pullPolicy": "Always"},
-        forward={"enabled": False},
-        drain={
-            "enabled": True,
-            "nodeSelector": {"agentpool": "web"},
-            "resources": {"limits": {"memory": "256Mi"}, "requests": {"cpu": "50m"}},
-            "env": [{"name": "SSL_CERT_FILE", "value": "/etc/our/ca.pem"}],
-            "volumes": [certificates],
-            "volumeMounts": [{"name": "certificates", "mountPath": "/etc/our", "readOnly": True}],
-        },
+    toleration = {"key": "pool", "operator": "Exists"}
+    affinity: dict[str, Any] = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    values = everything(
+        resources={"limits": {"memory": "256Mi"}, "requests": {"cpu": "50m"}},
+        env=[{"name": "SSL_CERT_FILE", "value": "/etc/our/ca.pem"}],
+        volumes=[certificates],
+        volumeMounts=[{"name": "certificates", "mountPath": "/etc/our", "readOnly": True}],
+        extraArgs=["--config", "/etc/our/config.toml"],
+        existingConfigMap="our-config",
+        existingSecret="our-secret",
+        tolerations=[toleration],
+        affinity=affinity,
+        priorityClassName="our-class",
+        podAnnotations={"note": "a"},
+        podLabels={"azure.workload.identity/use": "true"},
+        serviceAccount={"name": "our-account", "annotations": {"azure.workload.identity/client-id": "0-0"}},
     )
-    spec = got["DaemonSet imds-bridge-drain"]["spec"]["template"]["spec"]
-    plain = documents("drain.yaml")[-1]["spec"]["template"]["spec"]
-    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "agentpool": "web"}
-    assert spec["volumes"] == [*plain["volumes"], certificates]
-    for key in ("initContainers", "containers"):
-        for one, before in zip(spec[key], plain[key], strict=True):
-            assert one["image"] == f"registry.example.org/imds-bridge@sha256:{'0' * 64}"
-            assert one["imagePullPolicy"] == "Always"
-            expected = {"limits": {"memory": "256Mi"}, "requests": {"cpu": "50m", "memory": "96Mi"}}
-            assert one["resources"] == expected
-            is_first = key == "initContainers"
-            added = [] if is_first else [{"name": "certificates", "mountPath": "/etc/our", "readOnly": True}]
-            assert one["volumeMounts"] == [*before["volumeMounts"], *added]
-            own = [] if is_first else [{"name": "SSL_CERT_FILE", "value": "/etc/our/ca.pem"}]
-            assert one.get("env", []) == [*before.get("env", []), *own]
+    for role in ("listen", "drain"):
+        values[role] |= {"dryRun": True, "updateStrategy": {"type": "OnDelete"}}
+    got = rendered(
+        "web",
+        image={"digest": f"sha256:{'0' * 64}", "tag": "7", "pullPolicy": "Always"},
+        imagePullSecrets=[{"name": "registry"}],
+        nameOverride="events",
+        commonLabels={"team": "a"},
+        prometheusRule={"enabled": True, "labels": {"release": "prometheus"}},
+        **values,
+    )
+    assert {one["metadata"]["labels"]["team"] for one in got.values()} == {"a"}
+    assert not [name for name in got if name.startswith("ConfigMap")]
+    rules = got.pop("PrometheusRule web-events")
+    assert rules["spec"] == yaml.safe_load((ROOT / "infra/monitoring/rules.yaml").read_text())
+    assert rules["metadata"]["labels"]["release"] == "prometheus"
+    assert got["ServiceAccount our-account"]["metadata"]["annotations"]
+    binding = got["ClusterRoleBinding imds-bridge-web-events-drain"]
+    assert [one["name"] for one in binding["subjects"]] == ["our-account"]
+    for role in values:
+        kind = "Deployment" if role == "relay" else "DaemonSet"
+        one = got[f"{kind} web-events-{role}"]["spec"]
+        spec, before = one["template"]["spec"], documents(f"{role}.yaml")[-1]["spec"]["template"]["spec"]
+        if "dryRun" in values[role]:
+            assert one["updateStrategy"] == {"type": "OnDelete"}
+        labels = one["template"]["metadata"]["labels"]
+        assert {"team": "a", "azure.workload.identity/use": "true"}.items() <= labels.items()
+        assert "team" not in one["selector"]["matchLabels"]  # which no upgrade can change
+        assert one["template"]["metadata"]["annotations"] == {"note": "a"}
+        assert (spec["serviceAccountName"], spec["priorityClassName"]) == ("our-account", "our-class")
+        assert (spec["imagePullSecrets"], spec["tolerations"]) == ([{"name": "registry"}], [toleration])
+        assert spec["affinity"] == {**before.get("affinity", {}), **affinity}
+        assert spec["nodeSelector"] == {
+            "kubernetes.io/os": "linux",
+            **APART.get(role, {}).get("nodeSelector", {}),
+        }
+        sources = {each["name"]: each for each in spec["volumes"]}
+        assert sources["config"]["configMap"]["name"] == "our-config"
+        assert sources["secrets"]["secret"]["secretName"] == "our-secret"
+        assert spec["volumes"][len(before["volumes"]) :] == [certificates]
+        for key in ("initContainers", "containers"):
+            for each, plain in zip(spec.get(key, ()), before.get(key, ()), strict=True):
+                assert each["image"] == f"registry.example.org/imds-bridge@sha256:{'0' * 64}"
+                assert each["imagePullPolicy"] == "Always"
+                expected = {"limits": {"memory": "256Mi"}, "requests": {"cpu": "50m", "memory": "96Mi"}}
+                assert each["resources"] == expected
+                is_first = key == "initContainers"
+                added = [] if is_first else values[role]["volumeMounts"]
+                assert each["volumeMounts"] == [*plain["volumeMounts"], *added]
+                own = [] if is_first else values[role]["env"]
+                assert each.get("env", []) == [*plain.get("env", []), *own]
+                if not is_first:
+                    dry = ["--dry-run"] if each["name"] == "listen" else []
+                    assert each["args"] == [*plain["args"], *dry, "--config", "/etc/our/config.toml"]
     file = tmp_path / "all.yaml"
     file.write_text(yaml.safe_dump_all(got.values()))
     for version in KUBERNETES_VERSIONS:
@@ -284,49 +363,57 @@ def test_one_value_takes_the_flag_and_the_right_to_delete_pods_and_another_keeps
 ) -> None:
     values = {"enabled": True, "force": force, "cordonOnly": cordon_only}
     got = rendered(forward={"enabled": False}, drain=values)
-    config = tomllib.loads(got["ConfigMap imds-bridge-drain"]["data"]["config.toml"])
+    config = tomllib.loads(config_map(got, "imds-bridge-drain")["data"]["config.toml"])
     only = ["--cordon-only"] if cordon_only else []
     runs = [rule["run"][2:] for rule in config["approvals"]["auto"]]
     assert runs == [["drain", *only, *(["--force"] if force else [])], ["drain", *only]]
     assert [rule["recover"][2:] for rule in config["approvals"]["auto"]] == [["recover"]] * 2
-    rules = got["ClusterRole imds-bridge-drain"]["rules"]
+    rules = got["ClusterRole imds-bridge-imds-bridge-drain"]["rules"]
     assert [rule for rule in documents("drain.yaml")[1]["rules"] if rule not in rules] == (
         [] if force else [{"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]}]
     )
 
 
-def test_two_releases_have_nothing_in_common_but_the_state_on_a_node() -> None:
-    roles = {role: {"enabled": True} for role in (*ROLES, "drain")}
-    one, other = rendered("web", **roles), rendered("db", **roles)
-    assert not one.keys() & other.keys()
-    assert len(one) == len(other) == len(rendered(**roles))
-    assert {name.split()[1] for name in one} == {f"web-{role}" for role in roles}
-    for role in roles:
-        found = one[f"DaemonSet web-{role}"]["spec"]
+@pytest.mark.parametrize(("other_release", "namespace"), [("db", "imds-bridge"), ("web", "other")])
+def test_two_releases_have_nothing_in_common_but_the_state_on_a_node(
+    other_release: str, namespace: str
+) -> None:
+    one = rendered("web", **everything())
+    other = rendered(other_release, "--namespace", namespace, **everything())
+    places = [
+        {f"{name} {each['metadata'].get('namespace')}" for name, each in got.items()} for got in (one, other)
+    ]
+    assert not places[0] & places[1]
+    assert len(one) == len(other) == len(rendered(**everything()))
+    for role in everything():
+        found = one[f"{'Deployment' if role == 'relay' else 'DaemonSet'} web-{role}"]["spec"]
         spec = found["template"]["spec"]
-        [config] = [each["configMap"] for each in spec["volumes"] if "configMap" in each]
         [secret] = [each["secret"] for each in spec["volumes"] if "secret" in each]
-        names = (spec["serviceAccountName"], config["name"], secret["secretName"])
-        assert names == (f"web-{role}",) * 3
+        assert (spec["serviceAccountName"], secret["secretName"]) == (f"web-{role}",) * 2
         selector = found["selector"]["matchLabels"]
         assert selector.items() <= found["template"]["metadata"]["labels"].items()
-        # The pods of the other release are not its own.
-        others = other[f"DaemonSet db-{role}"]["spec"]["template"]["metadata"]["labels"]
-        assert not selector.items() <= others.items()
-        assert f"`web-{role}`" in one[f"ConfigMap web-{role}"]["data"]["config.toml"]
-    binding = one["ClusterRoleBinding web-drain"]
-    assert (binding["roleRef"]["name"], binding["subjects"][0]["name"]) == ("web-drain", "web-drain")
+        assert (
+            selector["app.kubernetes.io/instance"] == "web"
+        )  # the pods of the other release are not its own
+        assert f"`web-{role}`" in config_map(one, f"web-{role}")["data"]["config.toml"]
+    binding = one["ClusterRoleBinding imds-bridge-web-drain"]
+    assert (binding["roleRef"]["name"], binding["subjects"][0]["name"]) == (
+        "imds-bridge-web-drain",
+        "web-drain",
+    )
 
 
 @pytest.mark.parametrize(
-    ("role", "ports"), [("forward", [9464]), ("listen", [9465]), ("drain", [9464, 9465])]
+    ("role", "ports"),
+    [("forward", [9464]), ("listen", [9465]), ("drain", [9464, 9465]), ("relay", [9464])],
 )
 def test_a_pod_monitor_finds_the_pods_of_its_release_and_opens_their_port(
     role: str, ports: list[int]
 ) -> None:
     values = {"enabled": True, "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
     got = rendered("web", **{"forward": {"enabled": False}, role: values})
-    monitor, template = got[f"PodMonitor web-{role}"], got[f"DaemonSet web-{role}"]["spec"]["template"]
+    kind = "Deployment" if role == "relay" else "DaemonSet"
+    monitor, template = got[f"PodMonitor web-{role}"], got[f"{kind} web-{role}"]["spec"]["template"]
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
     assert (monitor["metadata"]["namespace"], monitor["metadata"]["labels"]["release"]) == (
         "imds-bridge",
@@ -342,12 +429,152 @@ def test_a_pod_monitor_finds_the_pods_of_its_release_and_opens_their_port(
         open_ports[named["name"]] = {each["name"]: each.get("value") for each in one["env"]}
         listen = open_ports[named["name"]]["IMDS_BRIDGE__METRICS__LISTEN"]
         assert MetricsSettings(listen=listen).listen == f"0.0.0.0:{port}"
+        assert asked(one) == {"livenessProbe": ("/livez", port), "readinessProbe": ("/readyz", port)}
+        host = None if role == "relay" else "127.0.0.1"  # of the node, or the pod's own address
+        assert {one[name]["httpGet"].get("host") for name in asked(one)} == {host}
     endpoints = monitor["spec"]["podMetricsEndpoints"]
     assert endpoints == [{"port": name, "interval": "30s"} for name in open_ports]
     azure = {**values, "podMonitor": {"enabled": True, "apiVersion": "azmonitoring.coreos.com/v1"}}
     got = rendered("web", **{"forward": {"enabled": False}, role: azure})
     assert got[f"PodMonitor web-{role}"]["apiVersion"] == "azmonitoring.coreos.com/v1"
     assert "PodMonitor imds-bridge-forward" not in rendered()
+
+
+def asked(one: dict[str, Any]) -> dict[str, tuple[str, int]]:
+    """Return the path and the port of each probe of a container that starts no program."""
+    probes = {name: one[name] for name in ("livenessProbe", "readinessProbe")}
+    assert all(("exec" in probe) != ("httpGet" in probe) for probe in probes.values())
+    found = {name: probe["httpGet"] for name, probe in probes.items() if "httpGet" in probe}
+    return {name: (one["path"], one["port"]) for name, one in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("config", "env", "port"),
+    [
+        ('[metrics]\nlisten = "127.0.0.1:9470"', None, 9470),
+        ('[sinks.a]\nx = ["b"]\n[metrics] # on\n# of all\nlisten = "0.0.0.0:9470" # here\n[a]', None, 9470),
+        ('# [metrics]\n# listen = "127.0.0.1:9470"', None, None),
+        ('[metrics]\n[other]\nlisten = "127.0.0.1:9470"', None, None),
+        ('[metrics]\nlisten = "10.0.0.4:9470"', None, None),  # the address of one node
+        ('[metrics]\nlisten = "127.0.0.1:9470"', "", None),  # a variable goes before it
+    ],
+)
+def test_the_kubelet_asks_a_metrics_port_of_the_configuration_by_itself(
+    config: str, env: str | None, port: int | None
+) -> None:
+    named = [] if env is None else [{"name": "IMDS_BRIDGE__METRICS__LISTEN", "value": env}]
+    got = rendered(forward={"config": config, "env": named})
+    [one] = got["DaemonSet imds-bridge-forward"]["spec"]["template"]["spec"]["containers"]
+    assert {number for _, number in asked(one).values()} == ({port} if port else set())
+
+
+@contextmanager
+def cluster(config_maps: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Serve as much of an API server as Helm asks for in a dry run; yield the options that name it."""
+    kinds = {
+        "api/v1": ["ServiceAccount", "PersistentVolumeClaim", "ConfigMap"],
+        "apis/apps/v1": ["DaemonSet", "Deployment"],
+        "apis/rbac.authorization.k8s.io/v1": ["ClusterRole", "ClusterRoleBinding"],
+    }
+    groups = [
+        {"name": path.split("/")[1], "versions": [{"groupVersion": path[5:], "version": "v1"}]}
+        for path in kinds
+        if path.startswith("apis/")
+    ]
+    answers: dict[str, Any] = {
+        "version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
+        "api": {"kind": "APIVersions", "versions": ["v1"]},
+        "apis": {"kind": "APIGroupList", "groups": groups},
+        "api/v1/namespaces/imds-bridge/configmaps": {
+            "apiVersion": "v1",
+            "kind": "ConfigMapList",
+            "items": config_maps,
+        },
+    }
+    for path, names in kinds.items():
+        resources = [
+            {"name": f"{name.lower()}s", "namespaced": "Role" not in name, "kind": name, "verbs": ["list"]}
+            for name in names
+        ]
+        version = path.removeprefix("apis/").removeprefix("api/")
+        answers[path] = {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
+
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        while server.read_head(connection):
+            path = urlsplit(server.requests[-1].split()[1]).path.strip("/")
+            body = json.dumps(answers.get(path, {})).encode()
+            head = f"HTTP/1.1 {200 if path in answers else 404} x\r\nContent-Type: application/json\r\n"
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    with RawServer(serve) as server:
+        yield ["--kube-apiserver", server.url]
+
+
+def test_the_configurations_that_a_cluster_has_stay_in_the_release() -> None:
+    def item(name: str, release: str = "web") -> dict[str, Any]:
+        labels = {"app.kubernetes.io/instance": release}
+        return {"metadata": {"name": name, "labels": labels}, "data": {"config.toml": name}}
+
+    # the version before had no hash; the others are another role's, another release's, and no configuration
+    items = [item("web-forward"), item("web-forward-0123456789"), item("web-forward-ca")]
+    items += [
+        item("web-listen-0123456789"),
+        item("web-forward-1123456789", "web-2"),
+        {"metadata": {"name": "x"}},
+    ]
+    with cluster(items) as options:
+        got = rendered("web", "--dry-run=server", *options)
+    maps = {
+        name.removeprefix("ConfigMap web-forward"): one for name, one in got.items() if "ConfigMap" in name
+    }
+    assert sorted(maps)[:2] == ["", "-0123456789"]
+    assert len(maps) == 3
+    for name in ("", "-0123456789"):
+        assert maps[name]["data"] == {"config.toml": f"web-forward{name}"}
+        assert maps[name]["immutable"] is True
+        assert maps[name]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"forward": {"enabled": False}}, "nothing is enabled"),
+        ({"drain": {"enabled": True}}, "a node must not have two: set forward.enabled=false"),
+        (
+            {"forward": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}},
+            "forward: maxSurge starts a pod",
+        ),
+        (
+            {
+                "forward": {
+                    "patch": {"DaemonSet": {"spec": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}}}
+                }
+            },
+            "forward: maxSurge starts a pod",
+        ),
+        (
+            {"forward": {"existingConfigMap": "x", "config": "# y"}},
+            "forward.existingConfigMap takes the place",
+        ),
+        ({"forward": {"serviceAccount": {"create": False}}}, "give the name of the account"),
+        ({"relay": {"updateStrategy": {"type": "OnDelete"}}}, "/relay/updateStrategy"),
+        ({"relay": {"dryRun": True}}, "/relay/dryRun"),
+        ({"image": {"digest": "sha256:12"}}, "does not match pattern"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(values: dict[str, Any], why: str) -> None:
+    assert why in refused(**values)
+
+
+def test_the_notes_name_the_command_that_waits_for_every_node() -> None:
+    command = ["install", "web", ".", "--dry-run=client", "--namespace", "imds-bridge"]
+    with cluster([]) as options:
+        done = helm(*command, "--disable-openapi-validation", *options, values=everything())
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    for role in everything():
+        kind = "deployment" if role == "relay" else "daemonset"
+        assert f"kubectl -n imds-bridge rollout status {kind}/web-{role}\n" in notes
 
 
 @pytest.mark.parametrize("what", ["containers", "initContainers", "volumes"])
@@ -380,23 +607,15 @@ def test_a_value_that_the_api_server_would_refuse_is_refused_by_the_chart(
     assert why in refused(forward=values)
 
 
-def test_an_image_has_a_whole_digest() -> None:
-    assert "does not match pattern" in refused(image={"digest": "sha256:12"})
-
-
-def test_the_readme_has_every_value_of_the_chart() -> None:
-    text = (FOLDER / "README.md").read_text(encoding="utf-8")
-    table = text.partition("| value | meaning |")[2].partition("\n\n")[0]
+def test_the_schema_and_the_table_of_the_readme_are_those_of_the_values() -> None:
+    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == schema(), (
+        "run python -m infra.kubernetes.generate"
+    )
+    text = README.read_text(encoding="utf-8")
+    assert with_table(text) == text, "run python -m infra.kubernetes.generate"
     values = read("values.yaml")
-    named = {f"image.{name}" for name in values["image"]} | {f"forward.{name}" for name in values["forward"]}
-    assert [name for name in sorted(named) if f"`{name}`" not in table] == []
-    assert values["listen"].keys() == values["forward"].keys()
-    of_drain = values["drain"].keys() - values["forward"].keys()
-    assert [name for name in of_drain if f"`drain.{name}: " not in text] == []
-    schema = json.loads((FOLDER / "values.schema.json").read_text(encoding="utf-8"))
-    assert schema["definitions"]["process"]["properties"].keys() == values["drain"].keys()
-    assert schema["definitions"]["drainsNothing"]["properties"] == dict.fromkeys(of_drain, False)
-    assert schema["properties"]["image"]["properties"].keys() == values["image"].keys()
+    named = {*values, *values["drain"]} - {"forward"}
+    assert [name for name in sorted(named) if not re.search(rf"[`.]{name}`", table())] == []
 
 
 def test_the_chart_and_the_kustomization_are_of_one_version() -> None:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from pycep import BicepParser
 
 from bridge.service.metrics import Meter, StatusCollector
-from infra.monitoring.generate import BICEP, DASHBOARD, FOLDER, bicep, group, panels, read_rules
+from infra.monitoring.generate import BICEP, COPY, DASHBOARD, FOLDER, bicep, copy, group, panels, read_rules
 from tests.support.clock import MovedClock
 from tests.support.paths import ROOT
 from tests.support.programs import build, run_program, tool
@@ -117,6 +117,7 @@ def test_the_rules_and_panels_name_metrics_and_labels_that_exist() -> None:
 
 def test_azure_monitor_gets_the_same_alerts() -> None:
     assert BICEP.read_text() == bicep(RULES), "run python -m infra.monitoring.generate"
+    assert COPY.read_text() == copy(), "run python -m infra.monitoring.generate"
 
 
 @pytest.mark.parametrize("count", [len(RULES), 20, 21, 60])

@@ -16,11 +16,12 @@ import pytest
 
 from bridge.cli import check as probes
 from bridge.config.loader import load
-from bridge.config.models import Config, ImdsSettings
+from bridge.config.models import Config, ImdsSettings, find_exposed
 from bridge.imds.client import ImdsClient
 from bridge.outbox.state_dir import StateFolder
 from tests.support.bus import FLEET, QUEUE
 from tests.support.cli import Cli
+from tests.support.disk import small_disk
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.outbox import event, open_outbox
@@ -311,6 +312,30 @@ def test_a_configuration_that_everybody_may_write_fails(cli: Cli) -> None:
     assert failure["message"].startswith(f"everybody may write {cli.config}")
 
 
+@pytest.mark.parametrize(
+    ("is_linked", "is_read_only", "exposed"),
+    [
+        (True, True, False),
+        (False, True, True),
+        (True, False, True),
+    ],  # the kubelet's, a bind of Docker, neither
+)
+def test_a_folder_that_the_kubelet_mounts_is_written_by_nobody(
+    tmp_path: Path, is_linked: bool, is_read_only: bool, exposed: bool
+) -> None:
+    with small_disk(tmp_path / "etc") as disk:
+        folder, file = disk.path / ("..2026" if is_linked else "."), disk.path / "config.toml"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.toml").write_text("")
+        if is_linked:
+            (disk.path / "..data").symlink_to("..2026")
+            file.symlink_to("..data/config.toml")
+        disk.path.chmod(0o777)
+        disk.set_read_only(is_read_only)
+        found = [*find_exposed(load(file, {}), "forward")]
+    assert found == ([disk.path] if exposed else [])
+
+
 # The state of each process
 
 
@@ -366,6 +391,15 @@ def test_a_relay_alone_needs_no_imds_and_no_forwarders_state(cli: Cli) -> None:
     assert list(probes.configured_roles(loaded)) == ["relay"]
     cli.state().mkdir(parents=True)
     assert list(probes.configured_roles(loaded)) == ["forward", "relay"]
+
+
+def test_a_container_with_the_state_of_one_process_has_only_that_process(cli: Cli) -> None:
+    cli.write(approvals={**BUS, "queue": "a"})
+    loaded = load(cli.config, {})
+    cli.state().parent.mkdir()
+    with small_disk(cli.state("listen")):
+        assert list(probes.configured_roles(loaded)) == ["listen"]
+    assert list(probes.configured_roles(loaded)) == ["forward", "listen"]
 
 
 @pytest.mark.parametrize(

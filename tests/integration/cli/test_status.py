@@ -205,13 +205,15 @@ def test_the_status_of_a_relay_has_its_counts_and_no_imds(cli: Cli) -> None:
     counts = {"relayed": 3, "malformed": 1, "uncompleted": 2, "last_event_at": "2026-01-01T00:00:07.000Z"}
     relay = {"from": "bus/events", "last_error": None, **counts}
     process.write(role="relay", without="imds", document=None, relay=relay, sinks={})
-    done = cli("status", "--role", "relay")
+    done = cli("status")  # no other role is there
     process.release()
     assert (done.code, "IMDS" in done.out) == (0, False)
     assert (
         "bus/events, 3 event(s) relayed, the last 2026-01-01T00:00:07.000Z; 1 message(s) dead-l" in done.out
     )
     assert "2 event(s) stay on the bus" in done.out
+    cli.state("listen").mkdir()
+    assert "`imds-bridge forward` has never run" in cli("status").err
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00\x00"])

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import pytest
 
+from bridge.console.archive import export_own, import_events
 from bridge.console.expected import read_expected
 from bridge.console.forget import dismissed
 from bridge.console.rows import UNWATCHED, WATCHES
@@ -285,14 +286,29 @@ def arrive(seen: Shown, truth: Truth) -> None:
     seen.store.add(dismissals, received_at=now)
 
 
+def import_both(seen: Shown, truth: Truth, own: list[bytes]) -> None:
+    """Make a store of an archive of all that arrived and of another console's export, in any order."""
+    lines = [*truth.bodies, *own] if truth.random.random() < 0.5 else [*own, *truth.bodies]
+    faults: list[str] = []
+    import_events(seen.store, (("", line) for line in lines), now=seen.clock.wall(), tell=faults.append)
+    assert not faults
+
+
 @pytest.mark.parametrize("seed", range(50))
-def test_a_random_fleet_is_shown_as_it_is_in_every_order(tmp_path: Path, seed: int) -> None:
+def test_a_random_fleet_is_shown_as_it_is_in_every_order_and_from_an_archive(
+    tmp_path: Path, seed: int
+) -> None:
     truth = truth_of(seed)
-    for order in range(3):
+    own: list[bytes] = []
+    for order in range(4):
         folder = tmp_path / str(order)
         folder.mkdir()
         with shown(folder, after(LATER)) as seen:
-            arrive(seen, truth)
+            if order < 3:
+                arrive(seen, truth)
+                own = [*export_own(folder / "console.db")]
+            else:
+                import_both(seen, truth, own)
             for now in (LATER, NEXT_DAY):
                 seen.clock.advance(after(now).timestamp() - seen.clock.wall())
                 events, watches, missing = found_in(seen, truth)

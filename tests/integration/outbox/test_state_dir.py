@@ -66,6 +66,11 @@ def test_a_second_process_is_refused_with_the_name_of_the_holder(tmp_path: Path)
         (tmp_path / "lock").write_text("")
         with pytest.raises(StateError, match="is held by another process"):
             open_outbox(tmp_path)
+        (tmp_path / "lock").write_text("1 4026000000")  # as process 1 of a container writes it
+        with pytest.raises(StateError, match=r"is held by process 1 of another container \(PID namespace\):"):
+            open_outbox(tmp_path)
+        (tmp_path / "lock").write_text(f"{process.pid:<20}")  # as the version before does
+        assert StateFolder(tmp_path).owner() == f"process {process.pid}"
 
 
 def test_a_folder_whose_holder_was_killed_is_free(tmp_path: Path) -> None:

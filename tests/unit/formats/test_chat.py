@@ -22,9 +22,10 @@ def blocks_text(message: Any) -> str:
 
 def test_the_text_alone_says_all_for_receivers_that_know_no_blocks() -> None:
     text = slack().write(SCHEDULED, NOW)["text"]
-    assert text.splitlines()[:3] == [
+    assert text.splitlines()[:4] == [
         TITLE,
         "A restart: memory is lost, disks are kept.",
+        "Fleet: resource group shop",
         "Starts: automatically in 15 min, at 13:18 UTC",
     ]
     assert "\nApprove: imds-bridge approve 602d9444-" in text

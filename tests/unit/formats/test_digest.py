@@ -14,7 +14,7 @@ from bridge.events.model import StoredEvent, encode_json
 from bridge.formats.digest import MAX_LINES, Digest, summarize
 from tests.support.diff import steady
 from tests.support.receivers import CONSOLE, make_format, settings, strings
-from tests.support.samples import BERLIN, EVENT_ID, EVENTS, NOW, in_, scheduled, with_data
+from tests.support.samples import EVENT_ID, EVENTS, NOW, in_, scheduled, with_data
 
 
 def about(event: dict[str, Any], event_id: str, *vms: str) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def about(event: dict[str, Any], event_id: str, *vms: str) -> dict[str, Any]:
 
 
 def digest(*events: dict[str, Any], **more: Any) -> Digest:
-    return summarize(events, **{"now": NOW, "zone": None, "link": lambda _: "", **more})
+    return summarize(events, now=NOW, settings=settings("teams", **more))
 
 
 def lines(*events: dict[str, Any], **more: Any) -> list[str]:
@@ -42,7 +42,9 @@ def test_the_headline_counts_the_events_by_what_happens_to_them() -> None:
     found = digest(*freezes, failed, *reboots)
     expected = "41 events: 37 Reboots from 14:00 UTC on, 3 Freezes are over, 1 approval failed"
     assert found.headline == f"🟥 {expected}"
-    assert digest(*reboots, zone=BERLIN).headline == "🟧 37 events: 37 Reboots from 15:00 CET on"
+    assert (
+        digest(*reboots, time_zone="Europe/Berlin").headline == "🟧 37 events: 37 Reboots from 15:00 CET on"
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_an_event_is_one_line_with_its_newest_state_however_many_changes_gathere
 
 def test_a_receipt_says_when_its_event_starts() -> None:
     assert lines(EVENTS["scheduledevent.scheduled"], EVENTS["approval.failed"]) == [
-        "🟥 Approval failed: Reboot of web-0, web-1 (IMDS did not answer), starts in 15 min (13:18 UTC)"
+        "🟥 Approval failed: Reboot of web-0, web-1 (IMDS did not take it in time), starts in 15 min (13:18 UTC)"
     ]
 
 
@@ -103,6 +105,36 @@ def test_bad_news_comes_first_then_notices_by_their_time_then_starts_and_the_res
     words = ["unannounced", "refused", "soon", "later", "started", "over"]
     shown = lines(*given_)
     assert [word for word, line in zip(words, shown, strict=True) if word not in line] == []
+
+
+def test_a_digest_has_the_colour_of_its_worst_line() -> None:
+    # the first line is the rejection, and the start that a notice announced is worse
+    rejected, started = EVENTS["approval.rejected"], EVENTS["scheduledevent.started"]
+    found = digest(about(rejected, "a"), about(started, "b"))
+    assert (found.tone, found.headline[0], found.lines[0][0][0]) == ("attention", "🟥", "🟧")
+    assert digest(about(rejected, "a"), about(EVENTS["scheduledevent.completed"], "b")).tone == "warning"
+
+
+def of_fleet(group: str, **tags: str) -> dict[str, Any]:
+    vm = {"Name": "web-0", "ResourceId": f"/subscriptions/0/resourceGroups/{group}", "ScaleSet": "web"}
+    return about(with_data(EVENTS["scheduledevent.started"], Vm={**vm, "Tags": tags}), group, "web-0")
+
+
+@pytest.mark.parametrize("name", ["teams", "slack", "pagerduty"])
+def test_every_message_and_digest_names_the_fleet_and_the_tags_that_are_chosen(name: str) -> None:
+    made = make_format(name, show_tags=["env"])
+    prod, staging = of_fleet("prod", Env="live", owner="x"), of_fleet("staging", Env="test")
+    fleet = "resource group prod, scale set web, env live"
+    assert fleet in encode_json(made.write(prod, NOW))
+    if name != "pagerduty":
+        alike = about(prod, "another")
+        _, body = made.encode([as_stored(prod), as_stored(alike)], NOW)
+        assert body.decode().count(f"Fleet: {fleet}") == 1 + (name == "slack")  # as blocks and as text
+        _, body = made.encode([as_stored(prod), as_stored(staging)], NOW)
+        texts = "\n".join(strings(json.loads(body)))
+        assert f"web-0 has started ({fleet})" in texts
+        assert "web-0 has started (resource group staging, scale set web, env test)" in texts
+        assert "Fleet: " not in texts
 
 
 @pytest.mark.parametrize("name", ["teams", "slack"])

@@ -30,7 +30,10 @@ from tests.support.samples import BERLIN, EVENTS, NOW, scheduled, updated, with_
 ZONES = ("", "Europe/Berlin", "Asia/Kolkata", "America/Sao_Paulo")
 CHECKS = {name: row.check for name, row in FORMATS.items() if row.check}
 MADE = {
-    zone: {name: make_format(name, time_zone=zone, console_url=zone and CONSOLE) for name in CHECKS}
+    zone: {
+        name: make_format(name, time_zone=zone, console_url=zone and CONSOLE, show_tags=["env"])
+        for name in CHECKS
+    }
     for zone in ZONES
 }
 DIGESTS = {name: row.check for name, row in FORMATS.items() if row.check and name != "pagerduty"}
@@ -91,11 +94,7 @@ FUZZ = settings(steady, max_examples=250, suppress_health_check=list(HealthCheck
 
 
 def is_shown(event: dict[str, Any]) -> bool:
-    data = event.get("data")
-    is_dry_run = isinstance(data, dict) and data.get("DryRun") is True
-    return event.get("type") in [f"io.imdsbridge.{kind}.v1" for kind in ACTIONS] and not (
-        is_dry_run and event["type"] == EVENTS["approval.accepted"]["type"]
-    )
+    return event.get("type") in [f"io.imdsbridge.{kind}.v1" for kind in ACTIONS]
 
 
 @pytest.mark.parametrize("kind", EVENTS)
@@ -164,7 +163,8 @@ def headline(message: Any) -> str:
 
 def shown_lines(message: Any) -> list[str]:
     if "text" in message:
-        return [block["text"]["text"] for block in message["blocks"][1:]]
+        texts = [block["text"]["text"] for block in message["blocks"][1:]]
+        return [text for text in texts if not text.startswith("Fleet: ")]
     return [block["inlines"][0]["text"] for block in message["attachments"][0]["content"]["body"][1:]]
 
 

@@ -21,8 +21,8 @@ TITLES = {
     "scheduledevent.canceled": "🟦 Reboot of web-0, web-1 is canceled: it did not happen",
     "scheduledevent.ended": "⬜ Reboot of web-0, web-1 is gone; whether it ran is unknown",
     "approval.accepted": "🟦 Approved: Reboot of web-0, web-1",
-    "approval.rejected": "🟧 Approval rejected: Reboot of web-0, web-1 (the policy does not allow it)",
-    "approval.failed": "🟥 Approval failed: Reboot of web-0, web-1 (IMDS did not answer)",
+    "approval.rejected": "🟧 Approval rejected: Reboot of web-0, web-1 (it is not allowed)",
+    "approval.failed": "🟥 Approval failed: Reboot of web-0, web-1 (IMDS did not take it in time)",
     "approval.prepared": "🟩 web-0 is prepared: Reboot of web-0, web-1",
     "approval.recovered": "🟩 web-0 is back at work after Reboot",
     "approval.outofwork": "🟥 web-0 is still out of work after Reboot",
@@ -58,7 +58,7 @@ MEANINGS = {
     "Freeze": "memory and files are kept",
     "Reboot": "memory is lost, disks are kept",
     "Redeploy": "memory and the ephemeral (temporary) disk are lost",
-    "Preempt": "its ephemeral disk is lost",
+    "Preempt": "it is deleted or deallocated",
     "Terminate": "The VM is deleted",
 }
 
@@ -66,6 +66,15 @@ MEANINGS = {
 @pytest.mark.parametrize(("event_type", "meaning"), MEANINGS.items())
 def test_the_meaning_of_an_event_is_shown(event_type: str, meaning: str) -> None:
     assert meaning in written(scheduled("scheduled", EventType=event_type)).text
+
+
+@pytest.mark.parametrize("event_type", ["Reboot", "Preempt", "Terminate"])
+def test_a_vm_that_is_gone_is_not_to_be_put_back(event_type: str) -> None:
+    message = written(scheduled("completed", EventType=event_type, EventStatus="Started"))
+    is_gone = event_type != "Reboot"
+    assert message.title.endswith(" is over: the VM is gone" if is_gone else " is over")
+    assert ("there is nothing to put back" in message.text) == is_gone
+    assert (message.tone == "good") == (not is_gone)
 
 
 RECEIPT = EVENTS["approval.accepted"]
@@ -108,7 +117,7 @@ OTHERS = {"type": "com.example.order", "subject": "17"}
         ),
         (UNSEEN, "web-0 has not seen its Scheduled Events since it started"),
         (with_data(RECEIPT, DryRun=True), f"Dry run, not sent: Approved: {USUAL}"),
-        (MALFORMED, "Approval rejected (the command cannot be read)"),
+        (MALFORMED, "Approval rejected on web-0 (it is no valid command)"),
         (FROZEN, "Changed: Freeze of web-0, web-1 in 15 min (14:18 CET)"),
         (with_data(EVENTS["bridge.heartbeat"], Reason="Started"), "imds-bridge on web-0 has started"),
         (with_data(EVENTS["bridge.heartbeat"], Reason="Stopping"), "imds-bridge on web-0 is stopping"),
@@ -131,6 +140,7 @@ def test_the_title_names_what_whom_and_when_as_far_as_it_matters(event: dict[str
         (scheduled("scheduled", EventSource="Platform"), "Initiated by", "Azure (platform)"),
         (scheduled("scheduled", EventSource="User"), "Initiated by", "a user or automation of yours"),
         (scheduled("scheduled"), "Reported by", "web-0, westeurope, zone 1"),
+        (scheduled("scheduled"), "Fleet", "resource group shop"),
         (scheduled("scheduled"), "Starts", "automatically in 15 min, at 14:18 CET"),
         (scheduled("scheduled"), "Approve", COMMAND),
         (scheduled("scheduled"), "Approval releases", "both VMs: web-0, web-1"),

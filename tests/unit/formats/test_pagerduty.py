@@ -21,6 +21,11 @@ ACTIONS = {
     "imds.recovered": ("resolve", WATCH),
     "approval.outofwork": ("trigger", OUT_OF_WORK),
     "approval.recovered": ("resolve", OUT_OF_WORK),
+    **dict.fromkeys(
+        ("approval.rejected", "approval.failed"), ("trigger", f"imds-bridge:approval:{EVENT_ID}")
+    ),
+    "approval.prepared": ("resolve", f"imds-bridge:drain:web-0/forward:{EVENT_ID}"),
+    "bridge.loss": ("trigger", "imds-bridge:loss:web-0/forward"),
     "bridge.test": ("trigger", "imds-bridge:test:web-0"),
 }
 
@@ -32,7 +37,7 @@ def write(event: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_every_type_has_its_action_and_alert_whatever_its_letter_case_and_after_a_restart(kind: str) -> None:
     again = EVENTS[kind] | {"reporterepoch": "ffffffffffffffffffffffffffffffff"}
-    if ACTIONS[kind][1] == EVENT_ID:
+    if EVENT_ID in ACTIONS[kind][1]:
         again = with_data(again, EventId=EVENT_ID.upper())
     for event in (EVENTS[kind], again):
         assert (write(event)["event_action"], write(event)["dedup_key"]) == ACTIONS[kind]
@@ -46,7 +51,6 @@ def test_every_type_has_its_action_and_alert_whatever_its_letter_case_and_after_
             for kind in sorted(set(EVENTS) - {*ACTIONS, "scheduledevent.advised"})
         ),
         ({"type": "com.example.order"}, r"com\.example\.order"),
-        (with_data(EVENTS["approval.accepted"], DryRun=True), "dry run"),
     ],
 )
 def test_a_type_without_an_action_is_refused_by_name(event: dict[str, Any], reason: str) -> None:
@@ -60,6 +64,7 @@ def test_a_type_without_an_action_is_refused_by_name(event: dict[str, Any], reas
     [
         # What was never seen scheduled: an acknowledgement alone is dropped.
         (scheduled("started", EventStatus="Started"), "trigger"),
+        (with_data(EVENTS["scheduledevent.started"], PreviousStatus="Advisory"), "trigger"),
         (updated({"EventStatus": "Started"}, EventStatus="Started", Description="new"), "acknowledge"),
         (updated({"EventStatus": "Started"}), "trigger"),
     ],
@@ -68,7 +73,28 @@ def test_the_action_depends_on_what_was_there_and_what_runs(event: dict[str, Any
     assert write(event)["event_action"] == action
 
 
-@pytest.mark.parametrize("event", [EVENTS["scheduledevent.advised"], updated({}, EventStatus="Paused")])
+def test_what_failed_has_an_alert_of_its_own_which_its_success_resolves() -> None:
+    failed = with_data(EVENTS["approval.rejected"], Reason="not_prepared")
+    accepted, types = EVENTS["approval.accepted"], ["io.imdsbridge.approval.*"]
+    opens, closes = write(failed), write(EVENTS["approval.prepared"])
+    assert (opens["event_action"], opens["payload"]["severity"]) == ("trigger", "error")
+    assert (closes["event_action"], closes["dedup_key"]) == ("resolve", opens["dedup_key"])
+    closes = pagerduty(types=types).write(accepted, NOW)
+    assert (closes["event_action"], closes["dedup_key"]) == (
+        "resolve",
+        write(EVENTS["approval.failed"])["dedup_key"],
+    )
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        EVENTS["scheduledevent.advised"],
+        updated({}, EventStatus="Paused"),
+        with_data(EVENTS["scheduledevent.ended"], PreviousStatus="Advisory", EndReason="Advisory"),
+        *(with_data(EVENTS[f"approval.{kind}"], DryRun=True) for kind in ("accepted", "rejected", "failed")),
+    ],
+)
 def test_nothing_is_sent_for_what_is_no_alarm(event: dict[str, Any]) -> None:
     assert write(event) is None
 

@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from bridge.approvals.policy import not_recorded
 from bridge.errors import ImdsError
 from bridge.outbox.rows import Loss
 from bridge.service.listener import IMDS_WAIT_SECONDS
 from tests.support.listener import ListenerRig, MakeListener
-
-NOT_RECORDED_DETAIL = not_recorded(None).detail
 
 
 @pytest.fixture
@@ -141,8 +138,8 @@ def test_an_event_that_was_posted_before_a_kill_is_accepted_and_posted_again_onl
     rig.run(2)
     (receipt,) = rig.receipts()
     data = receipt["data"]
-    assert (receipt["subject"], data["Outcome"], data["Reason"]) == (event, "Accepted", "approved")
-    assert (data["Detail"] == NOT_RECORDED_DETAIL) == (since != "still scheduled")
+    reason = "approved" if since == "still scheduled" else "not_recorded"
+    assert (receipt["subject"], data["Outcome"], data["Reason"]) == (event, "Accepted", reason)
     assert len(rig.imds.posts) == 1 + (since == "still scheduled")
     rig.restart()
     rig.run(2)
@@ -183,9 +180,9 @@ def test_an_event_that_was_posted_before_a_kill_and_is_not_allowed_any_more_is_n
 @pytest.mark.parametrize(
     ("answer", "outcome", "reason"),
     [
-        (ImdsError("the answer was lost"), "Accepted", "approved"),
-        (500, "Accepted", "approved"),
-        (503, "Accepted", "approved"),
+        (ImdsError("the answer was lost"), "Accepted", "not_recorded"),
+        (500, "Accepted", "not_recorded"),
+        (503, "Accepted", "not_recorded"),
         (404, "Rejected", "already_started"),
         (429, "Rejected", "already_started"),
     ],
@@ -206,7 +203,6 @@ def test_an_event_that_starts_after_a_failed_post_was_approved_unless_imds_refus
     (receipt,) = rig.receipts()
     data = receipt["data"]
     assert (data["Outcome"], data["Reason"]) == (outcome, reason)
-    assert (data["Detail"] == NOT_RECORDED_DETAIL) == (outcome == "Accepted")
     assert len(rig.imds.posts) == 1
 
 
@@ -229,7 +225,32 @@ def test_a_refused_post_says_nothing_of_an_earlier_one_whose_answer_was_lost(
     rig.imds.change(event, EventStatus="Started")
     rig.run(3)
     (receipt,) = rig.receipts()
-    assert (receipt["data"]["Outcome"], receipt["data"]["Detail"]) == ("Accepted", NOT_RECORDED_DETAIL)
+    assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Accepted", "not_recorded")
+
+
+@pytest.mark.parametrize("auto", [False, True], ids=["command", "auto rule"])
+def test_an_event_may_be_approved_whose_post_is_refused_after_one_without_an_answer(
+    make_listener: MakeListener, auto: bool
+) -> None:
+    rig = make_listener(auto=[{}]) if auto else make_listener()
+    event = rig.imds.schedule()
+    rig.imds.fail(ImdsError("the answer was lost"), methods=["approve"], count=1)
+    rig.imds.fail(400, methods=["approve"], count=1)
+    if not auto:
+        rig.send(event)
+    rig.run(20)
+    (receipt,) = rig.receipts()
+    assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Failed", "unknown_outcome")
+
+
+def test_a_receipt_names_the_type_and_the_vms_of_an_event_that_is_known(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    rig.run()
+    rig.send(event, id="late", ExpiresAt="2020-01-01T00:00:00Z")
+    rig.run(2)
+    (receipt,) = rig.receipts()
+    assert receipt["data"]["Reason"] == "expired"
+    assert (receipt["data"]["EventType"], receipt["data"]["Resources"]) == ("Reboot", ["web-0"])
 
 
 def test_a_command_that_is_denied_does_not_depend_on_the_post_of_an_auto_rule(

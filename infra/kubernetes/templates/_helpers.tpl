@@ -1,0 +1,126 @@
+{{- /* What names of objects begin with: the release's name, so that those of an existing release stay. */}}
+{{- define "imds-bridge.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride }}
+{{- else if and .Values.nameOverride (not (contains .Values.nameOverride .Release.Name)) -}}
+{{ .Release.Name }}-{{ .Values.nameOverride }}
+{{- else -}}
+{{ .Release.Name }}
+{{- end }}
+{{- end }}
+
+{{- /* Refuse items of which two have the same key. */}}
+{{- define "imds-bridge.refuseTwice" }}
+{{- $seen := dict }}
+{{- range .items }}
+{{- $key := get . $.key }}
+{{- if hasKey $seen $key }}
+{{- fail (printf "%s: %s %q is there twice; the manifests have one, or the value repeats it" $.value $.key $key) }}
+{{- end }}
+{{- $_ := set $seen $key true }}
+{{- end }}
+{{- end }}
+
+{{- /* Refuse values that cannot work together. */}}
+{{- define "imds-bridge.refuse" }}
+{{- $forward := .Values.forward }}
+{{- $drain := .Values.drain }}
+{{- if not (or $forward.enabled .Values.listen.enabled $drain.enabled .Values.relay.enabled) }}
+{{- fail "nothing is enabled: enable forward, listen, drain or relay" }}
+{{- end }}
+{{- if and $forward.enabled $drain.enabled }}
+{{- $apart := false }}
+{{- range $key, $value := $forward.nodeSelector }}
+{{- $apart = or $apart (ne $value (get $drain.nodeSelector $key | default $value)) }}
+{{- end }}
+{{- if not $apart }}
+{{- fail "drain has a forward of its own, and a node must not have two: set forward.enabled=false, or give both a nodeSelector with one key and different values" }}
+{{- end }}
+{{- end }}
+{{- range $role := list "forward" "listen" "drain" "relay" }}
+{{- $own := index $.Values $role }}
+{{- if and $own.existingConfigMap (or $own.config $own.cordonOnly) }}
+{{- fail (printf "%s.existingConfigMap takes the place of config, and cordonOnly changes config: give one of them" $role) }}
+{{- end }}
+{{- if not (or $own.serviceAccount.create $own.serviceAccount.name) }}
+{{- fail (printf "%s.serviceAccount: with create=false, give the name of the account to use" $role) }}
+{{- end }}
+{{- $patched := dig "spec" "template" "spec" dict ($own.patch.DaemonSet | default $own.patch.Deployment | default dict) }}
+{{- range list "containers" "initContainers" "volumes" }}
+{{- if hasKey $patched . }}
+{{- fail (printf "%s.patch: a list is replaced, so a patch of %s would lose what the manifest has; use the values env, resources, volumes and volumeMounts of %s, or kustomize" $role . $role) }}
+{{- end }}
+{{- end }}
+{{- $strategy := dig "spec" "updateStrategy" $own.updateStrategy ($own.patch.DaemonSet | default dict) }}
+{{- if dig "rollingUpdate" "maxSurge" 0 $strategy }}
+{{- fail (printf "%s: maxSurge starts a pod beside the old one, which holds the state of the node, so it would never run: use maxUnavailable" $role) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The text of a configuration, from a role and the name of its Secret. */}}
+{{- define "imds-bridge.config" -}}
+{{- $own := index .root.Values .role }}
+{{- $config := $own.config | default (.root.Files.Get (printf "%s.toml" .role) | replace (printf "imds-bridge-%s" .role) .secret) }}
+{{- if eq .role "drain" }}
+{{- $config = ternary $config (replace ", \"--force\"" "" $config) $own.force }}
+{{- $config = ternary (replace "\"drain\"" "\"drain\", \"--cordon-only\"" $config) $config $own.cordonOnly }}
+{{- end }}
+{{- $config }}
+{{- end }}
+
+{{- /* Change a DaemonSet or Deployment as the values of its role say; names has those of other objects. */}}
+{{- define "imds-bridge.workload" }}
+{{- $own := index .root.Values .role }}
+{{- $names := .names }}
+{{- $template := .it.spec.template }}
+{{- $pod := $template.spec }}
+{{- $_ := set .it.spec.selector "matchLabels" (merge dict .instance .it.spec.selector.matchLabels) }}
+{{- $_ := set $template.metadata "labels" (merge dict .instance $template.metadata.labels $own.podLabels .root.Values.commonLabels) }}
+{{- with $own.podAnnotations }}{{ $_ := set $template.metadata "annotations" . }}{{ end }}
+{{- with $own.updateStrategy }}{{ $_ := set $.it.spec "updateStrategy" . }}{{ end }}
+{{- with .root.Values.imagePullSecrets }}{{ $_ := set $pod "imagePullSecrets" . }}{{ end }}
+{{- with $own.tolerations }}{{ $_ := set $pod "tolerations" . }}{{ end }}
+{{- with $own.priorityClassName }}{{ $_ := set $pod "priorityClassName" . }}{{ end }}
+{{- with $own.affinity }}{{ $_ := set $pod "affinity" (mergeOverwrite ($pod.affinity | default dict) .) }}{{ end }}
+{{- $_ := set $pod "nodeSelector" (merge dict $pod.nodeSelector $own.nodeSelector) }}
+{{- $_ := set $pod "serviceAccountName" $names.account }}
+{{- range $pod.volumes }}
+{{- with .configMap }}{{ $_ := set . "name" $names.configMap }}{{ end }}
+{{- with .secret }}{{ $_ := set . "secretName" $names.secret }}{{ end }}
+{{- end }}
+{{- $_ := set $pod "volumes" (concat $pod.volumes $own.volumes) }}
+{{- include "imds-bridge.refuseTwice" (dict "items" $pod.volumes "key" "name" "value" (printf "%s.volumes" .role)) }}
+{{- $image := .root.Values.image }}
+{{- $tagged := printf "%s:%s" $image.repository ($image.tag | default .root.Chart.AppVersion) }}
+{{- range $one := concat ($pod.initContainers | default list) $pod.containers }}
+{{- $_ := set $one "image" (ternary (printf "%s@%s" $image.repository $image.digest) $tagged (ne $image.digest "")) }}
+{{- with $image.pullPolicy }}{{ $_ := set $one "imagePullPolicy" . }}{{ end }}
+{{- $_ := set $one "resources" (mergeOverwrite dict $one.resources (deepCopy $own.resources)) }}
+{{- end }}
+{{- range $index, $one := $pod.containers }}
+{{- $arguments := concat $one.args (ternary (list "--dry-run") list (and (eq $one.name "listen") $own.dryRun)) $own.extraArgs }}
+{{- $_ := set $one "args" $arguments }}
+{{- $env := concat ($one.env | default list) $own.env }}
+{{- $port := "" }}
+{{- if $own.podMonitor.enabled }}
+{{- $port = add $own.podMonitor.port $index }}
+{{- $env = append $env (dict "name" "IMDS_BRIDGE__METRICS__LISTEN" "value" (printf "0.0.0.0:%d" $port)) }}
+{{- $_ := set $one "ports" (list (dict "name" $one.name "containerPort" $port)) }}
+{{- else if and $pod.hostNetwork (ne $.role "drain") (not (contains "IMDS_BRIDGE__METRICS" (toJson $env))) }}
+{{- $metrics := regexFind `(?m)^\[metrics\][^\[]*?^listen *= *"(127\.0\.0\.1|0\.0\.0\.0|localhost):[0-9]+"` $.config }}
+{{- with regexFind `[0-9]+"$` $metrics }}{{ $port = trimSuffix "\"" . | int }}{{ end }}
+{{- end }}
+{{- if $port }}
+{{- /* The kubelet asks by itself, since a program for each probe costs nine tenths of the CPU. */}}
+{{- range $probe, $path := dict "livenessProbe" "/livez" "readinessProbe" "/readyz" }}
+{{- $ask := merge (dict "path" $path "port" $port) (ternary (dict "host" "127.0.0.1") dict ($pod.hostNetwork | default false)) }}
+{{- $_ := set $one $probe (merge (dict "httpGet" $ask) (omit (get $one $probe) "exec")) }}
+{{- end }}
+{{- end }}
+{{- with $env }}{{ $_ := set $one "env" . }}{{ end }}
+{{- $_ := set $one "volumeMounts" (concat $one.volumeMounts $own.volumeMounts) }}
+{{- include "imds-bridge.refuseTwice" (dict "items" $env "key" "name" "value" (printf "%s.env" $.role)) }}
+{{- include "imds-bridge.refuseTwice" (dict "items" $one.volumeMounts "key" "mountPath" "value" (printf "%s.volumeMounts" $.role)) }}
+{{- end }}
+{{- end }}
