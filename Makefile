@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 .DEFAULT_GOAL := help
-.PHONY: help demo console quick test size coverage unit lint format-check types types-windows layers windows bench mutants soak fleet dist audit lock clean
+.PHONY: help demo console quick test size coverage unit lint format-check types types-windows layers windows units newcomer bench mutants soak fleet dist audit lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -58,6 +58,12 @@ layers: $(READY)
 
 windows: $(READY) ## try everything that tests can on Windows' Python under Wine, in under four minutes; keeps it in ~/.cache
 	@VENV=$(VENV) tests/windows/run
+
+units: $(READY) ## start every unit in its sandbox under a real systemd, and operate them, in under four minutes; needs root, Debian's mmdebstrap
+	@$(BIN)/python -m pytest -rs -m units tests/systemd
+
+newcomer: ## run all tests of the last commit on a Debian 12 with the README's packages alone; keeps it in ~/.cache
+	@tests/newcomer/run
 
 bench: $(READY) ## measure against the limits; JSON=FILE also writes the figures to a file
 	@$(BIN)/python -m tests.bench $(if $(JSON),--json $(JSON))

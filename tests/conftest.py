@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from bridge.runtime import text
+from tests.support.skips import pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - pytest calls them
 
 if TYPE_CHECKING:
     from tests.support.cli import Call, Cli

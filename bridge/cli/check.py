@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from bridge.cli.common import FAILED, OK, complete, json_lines, load_config
 from bridge.cli.config import warnings
+from bridge.cli.units import find_units
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config, find_exposed, find_unreadable
 from bridge.config.values import socket_address
@@ -106,6 +107,7 @@ def check(config: Config, *, send: bool = False) -> list[Finding]:
     probes: dict[str, Iterable[Finding]] = {
         "settings": (Finding(f"settings {name}", "warn", *texts) for name, *texts in warnings(config)),
         "permissions": _permissions(config),
+        "units": _units(config),
         "state": _states(config),
         "outbox": _left_sinks(config),
         "metrics": _metrics(config) if config.metrics.listen else (),
@@ -159,6 +161,11 @@ def _permissions(config: Config) -> Iterator[Finding]:
             message = f"imds-bridge-{role}.service cannot read {path}, as its user is not root"
             remedy = "put it into the folder `secrets` beside the configuration, and name it without a path"
             yield Finding("permissions", "FAIL", message, remedy)
+
+
+def _units(config: Config) -> Iterator[Finding]:
+    for text, remedy, is_failure in find_units(config.state_dir, *configured_roles(config)):
+        yield Finding("unit", "FAIL" if is_failure else "warn" if remedy else "ok", text, remedy)
 
 
 def _states(config: Config) -> Iterator[Finding]:

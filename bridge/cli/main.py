@@ -15,7 +15,7 @@ from bridge import __version__
 from bridge.cli.common import FAILED, OK, UNEXPECTED, USAGE, Parser, add_command
 from bridge.config.values import nearest
 from bridge.errors import BridgeError, ConfigError, Incomplete, StateError, UsageError
-from bridge.runtime.text import redact, show
+from bridge.runtime.text import journal_mark, redact, show
 
 DESCRIPTION = """\
 Publish every change of this Azure VM's Scheduled Events as CloudEvents, and lose none of them.
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.run(arguments))
     except BridgeError as error:
         first, *rest = error.lines if isinstance(error, ConfigError) else [str(error)]
-        show(f"imds-bridge: {first}", *rest, stream=sys.stderr)
+        _show_error(f"imds-bridge: {first}", *rest)
         return _exit_code(error)
     except BrokenPipeError:
         # Whoever reads our output has closed it.
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return UNEXPECTED
     except Exception:  # noqa: BLE001 - its text may hold a secret, or text from outside
-        show(*redact(traceback.format_exc()).splitlines(), stream=sys.stderr)
+        _show_error(*redact(traceback.format_exc()).splitlines())
         return UNEXPECTED
 
 
@@ -109,6 +109,11 @@ def _command(given: Sequence[str]) -> str:
         elif not word.startswith("-"):
             return word
     return ""
+
+
+def _show_error(*lines: str) -> None:
+    mark = journal_mark(sys.stderr)
+    show(*(mark + line for line in lines), stream=sys.stderr)
 
 
 def _exit_code(error: BridgeError) -> int:

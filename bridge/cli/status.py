@@ -8,6 +8,7 @@ import time
 from datetime import UTC, datetime
 
 from bridge.cli.common import FAILED, OK, complete, json_lines, state_folder
+from bridge.cli.units import find_units
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
 from bridge.service.status import read_status, render
@@ -42,6 +43,8 @@ def _run(arguments: argparse.Namespace) -> int:
     folder = state_folder(arguments)
     if arguments.watch:
         return _watch(folder)
+    if not arguments.json and not arguments.check and (lines := _unit(folder)):
+        show(*lines)  # also where no process has left a status
     status = read_status(folder, datetime.now(UTC))
     urgent = [*([] if status["running"] else render(status)[:1]), *status["urgent"]]
     if arguments.check:
@@ -51,11 +54,16 @@ def _run(arguments: argparse.Namespace) -> int:
     return FAILED if urgent else OK
 
 
+def _unit(folder: StateFolder) -> list[str]:
+    units = find_units(folder.path.parent, folder.path.name)
+    return [f"{text}: {remedy}" if remedy else text for text, remedy, _ in units]
+
+
 def _watch(folder: StateFolder) -> int:
     is_terminal = sys.stdout.isatty()
     try:
         while True:
-            lines = render(read_status(folder, datetime.now(UTC)))
+            lines = [*_unit(folder), *render(read_status(folder, datetime.now(UTC)))]
             if is_terminal:
                 sys.stdout.write(_CLEAR)
             show(*lines, *([] if is_terminal else [""]))

@@ -113,6 +113,8 @@ def query_fault(given: Iterable[tuple[str, str]], path: str) -> tuple[HTTPStatus
             return HTTPStatus.UNPROCESSABLE_ENTITY, f"{name}: expected {' or '.join(allowed)}"
         elif name == "page" and not re.fullmatch("[1-9][0-9]{0,5}", value):
             fault = f"page: expected a number from 1 to {MAX_PAGE}"
+        elif not re.fullmatch(schema.get("pattern", ".*"), value, re.DOTALL):
+            fault = f"{name}: expected the address that the page before names"
         else:
             continue
         return HTTPStatus.BAD_REQUEST, fault

@@ -44,7 +44,7 @@ from bridge.console.approve import COOKIE, COOKIE_SECONDS, Approvals, NotApprove
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live, changed_parts
 from bridge.console.received import Received
-from bridge.console.rows import DAY, EVERY, HOUR, EventRow, Filter, ReportRow, Where, read_filter
+from bridge.console.rows import DAY, EVERY, HOUR, EventRow, Filter, ReportRow, VmRow, Where, read_filter
 from bridge.console.store import Store
 from bridge.contract.types import KNOWN_VALUES
 from bridge.errors import BridgeError
@@ -67,7 +67,7 @@ STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg"
 _THREADS = 8  # more would only compete for the interpreter
 _FORM_BYTES = 16 * 1024
 _FORM_FIELDS = 10
-Row = TypeVar("Row")
+Row = TypeVar("Row", EventRow, ReportRow, VmRow)
 Result = TypeVar("Result")
 
 
@@ -301,27 +301,36 @@ class Web:
 
     def _api_events(self, request: Request) -> Response:
         wanted = _checked(request, "/events")
+
+        def after(last: str, **part: int) -> list[EventRow]:
+            where = wanted.of_events() & Where("key > ?", (last,))
+            return rows.open_events(store, where, order="ORDER BY key", **part)
+
         with self.store.reading() as store:
-            found, more = _answer(request, partial(rows.open_events, store, wanted))
+            found, more = _answer(request, partial(rows.open_events, store, wanted), after)
         return _json(api.EventList(events=found, next=more))
 
     def _api_event(self, request: Request) -> Response:
         _checked(request, "/events/{event_id}")
+
+        def after(last: str, **part: int) -> list[ReportRow]:
+            return rows.reports_of(store, event.key, order="n", after=int(last or 0), **part)
+
         with self.store.reading() as store:
             event = self._find(store, request)
-            found, more = _answer(request, partial(rows.reports_of, store, event.key))
+            found, more = _answer(request, partial(rows.reports_of, store, event.key), after)
         return _json(api.details(event, found, more))
 
     def _api_vms(self, request: Request) -> Response:
-        wanted, after = _checked(request, "/vms"), request.query_params.get("after")
+        wanted = _checked(request, "/vms")
+
+        def after(last: str, **part: int) -> list[VmRow]:
+            where = wanted.of_vms() & Where("key > ?", (last,))
+            return rows.vms(store, where, order="ORDER BY key", **part)
+
         with self.store.reading() as store:
-            if after is None:
-                found, more = _answer(request, partial(rows.vms, store, wanted))
-                return _json(api.VmList(vms=found, next=more))
-            where = wanted.of_vms() & Where("key > ?", (after,))
-            found = rows.vms(store, where, order="ORDER BY key", limit=PAGE_CELLS)
-        last = wanted.query(after=found[-1].key, without=None) if len(found) == PAGE_CELLS else None
-        return _json(api.VmList(vms=found, next=last and f"{request.url.path}{last}"))
+            found, more = _answer(request, partial(rows.vms, store, wanted), after)
+        return _json(api.VmList(vms=found, next=more))
 
     def _api_history(self, request: Request) -> Response:
         wanted = _checked(request, "/history")
@@ -571,11 +580,17 @@ def _page_of(request: Request, total: int, size: int = PAGE_ROWS) -> Paging:
     return Paging(max(1, min(wanted, -(-total // size))), total, size)
 
 
-def _answer(request: Request, read: Callable[..., list[Row]]) -> tuple[list[Row], str | None]:
-    """Return a page of the API, and the address of the next one if there is more."""
-    number = int(request.query_params.get("page", 1))
-    found = read(limit=PAGE_CELLS + 1, offset=(number - 1) * PAGE_CELLS)
-    address = f"{request.url.path}{_filter(request).query(page=str(number + 1))}"
+def _answer(
+    request: Request, read: Callable[..., list[Row]], after: Callable[..., list[Row]]
+) -> tuple[list[Row], str | None]:
+    """Return a page of the API, by its number or after the last row of another, and the next one's address."""
+    last, number = request.query_params.get("after"), int(request.query_params.get("page", 1))
+    if last is None:
+        found, given = read(limit=PAGE_CELLS + 1, offset=(number - 1) * PAGE_CELLS), {"page": str(number + 1)}
+    else:
+        found = after(last, limit=PAGE_CELLS + 1)
+        given = {"after": found[:PAGE_CELLS][-1].key} if found else {}
+    address = f"{request.url.path}{_filter(request).query(without=None, **given)}"
     return found[:PAGE_CELLS], address if found[PAGE_CELLS:] else None
 
 

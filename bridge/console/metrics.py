@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bridge import __version__
 from bridge.console import rows
 from bridge.console.rows import PREPARATIONS, WATCHES
 from bridge.console.store import Store
 from bridge.contract.types import KNOWN_VALUES
 from bridge.runtime.threads import progress_ages
+from bridge.service.metrics import describe_process
 
 _STATUSES = ("Scheduled", "Started", "Advisory")
 _OTHER = "other"  # what Azure may add
@@ -42,9 +42,6 @@ class Figures(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the figures of this moment; those of the store only if it can be read."""
         status = self._status()
-        build = GaugeMetricFamily("imds_bridge_build_info", "Always 1.", labels=["version"])
-        build.add_metric([__version__], 1)
-        yield build
         for name, text in (
             ("received", "New events that were committed."),
             ("repeated", "Events that were known."),
@@ -95,5 +92,5 @@ def new_registry(figures: Figures) -> CollectorRegistry:
     """Return all metrics of the console."""
     registry = CollectorRegistry()
     registry.register(figures)
-    ProcessCollector(registry=registry)
+    describe_process(registry)
     return registry

@@ -155,6 +155,7 @@ class ReportRow:
     vm: str
     body: bytes
     seen_by: tuple[tuple[str, float], ...] = ()
+    key: str = ""
 
     @property
     def event(self) -> dict[str, Json]:
@@ -300,12 +301,14 @@ def events_of(store: sqlite3.Connection, keys: Sequence[str]) -> list[EventRow]:
     return _events(store, Where("key IN (SELECT value FROM json_each(?))", (json.dumps(keys),)))
 
 
-def open_events(store: sqlite3.Connection, wanted: Filter = EVERY, **part: int) -> list[EventRow]:
+def open_events(
+    store: sqlite3.Connection, wanted: Where | Filter = EVERY, order: str = _URGENCY, **part: int
+) -> list[EventRow]:
     """Return the events that are current, the most urgent first: at most `limit` after the first `offset`."""
-    where = _CURRENT & wanted.of_events()
+    where = _CURRENT & (wanted.of_events() if isinstance(wanted, Filter) else wanted)
     # Who has seen an event is counted only for those that are returned.
-    keys = f"SELECT key FROM event_now WHERE {where.condition} {_URGENCY} {_part(**part)}"  # noqa: S608 - constants
-    return _events(store, Where(f"key IN ({keys})", where.values), _URGENCY)
+    keys = f"SELECT key FROM event_now WHERE {where.condition} {order} {_part(**part)}"  # noqa: S608 - constants
+    return _events(store, Where(f"key IN ({keys})", where.values), order)
 
 
 def ended_events(store: sqlite3.Connection, since: float, wanted: Filter, *, limit: int) -> list[EventRow]:
@@ -456,17 +459,25 @@ def unknown_values(wanted: Filter, known: Mapping[str, Sequence[str]]) -> list[t
 
 
 def reports_of(
-    store: sqlite3.Connection, key: str, *, order: str = "at, n", limit: int = 500, offset: int = 0
+    store: sqlite3.Connection,
+    key: str,
+    *,
+    order: str = "at, n",
+    after: int = 0,
+    limit: int = 500,
+    offset: int = 0,
 ) -> list[ReportRow]:
     """Return the CloudEvents about an event in the order of their times, with the VMs that saw each.
 
-    With the order DECIDING, those that decide its state come first, and the newest: only others are left out.
+    With the order DECIDING, those that decide its state come first, and the newest: only others are left out. With
+    the order `n`, in that of their arrival, those after the `after`th.
     """
-    chosen = "SELECT * FROM event WHERE event_id = ? AND event_id <> ''"
+    chosen = "SELECT * FROM event WHERE event_id = ? AND event_id <> '' AND n > ?"
+    shown = "n" if order == "n" else "at, n"
     rows = store.execute(
-        "SELECT kind, at, body, sighting, ifnull(vm.name, '') AS vm "  # noqa: S608 - constants
-        f"FROM ({chosen} ORDER BY {order} LIMIT ? OFFSET ?) AS one LEFT JOIN vm ON vm.id = one.vm ORDER BY at, n",
-        (key, limit, offset),
+        "SELECT n, kind, at, body, sighting, ifnull(vm.name, '') AS vm "  # noqa: S608 - constants
+        f"FROM ({chosen} ORDER BY {order} LIMIT ? OFFSET ?) AS one LEFT JOIN vm ON vm.id = one.vm ORDER BY {shown}",
+        (key, after, limit, offset),
     ).fetchall()
     seen = (
         "SELECT ifnull(vm.name, ''), sighting.at FROM sighting LEFT JOIN vm ON vm.id = sighting.vm "
@@ -479,6 +490,7 @@ def reports_of(
             vm=row["vm"],
             body=row["body"],
             seen_by=tuple(map(tuple, store.execute(seen, (row["sighting"],)))),
+            key=str(row["n"]),
         )
         for row in rows
     ]

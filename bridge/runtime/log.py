@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
-from bridge.runtime.text import escape, redact
+from bridge.runtime.text import escape, journal_mark, redact
 
 MAX_LINES = 1000
 # How long the end of the process waits for the last lines.
@@ -113,7 +113,8 @@ class LogWriter(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the record's line; drop it if there is no space, or if it cannot be formatted."""
         with suppress(Exception):
-            self._lines.put_nowait(self.format(record))
+            mark = journal_mark(self._raw, record.levelno)
+            self._lines.put_nowait(mark + self.format(record).replace("\n", f"\n{mark}"))
 
     def flush(self) -> None:
         """Wait until all queued lines are written, but not for long."""

@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import deque
 from collections.abc import Collection
-from typing import TextIO
+from typing import IO, Any, TextIO
 
 from bridge.runtime.json import Json
 
@@ -27,6 +28,8 @@ UNSAFE = re.compile(
 _MAX_INTEGER = 10**18
 _READ_AHEAD = 8  # spaces collapse: enough is read to fill a text that is mostly spaces
 
+# Of syslog, by the level of `logging`.
+_PRIORITIES = {20: 6, 30: 4, 40: 3, 50: 2}
 # Replacing shorter strings would make every log line unreadable.
 _MIN_SECRET_LENGTH = 6
 _secrets: set[str] = set()
@@ -94,6 +97,16 @@ def escape(text: str) -> str:
 def show(*lines: str, stream: TextIO | None = None) -> None:
     """Print lines on the standard output or another stream; a line break within one is shown as an escape."""
     print("\n".join(map(escape, lines)), file=stream, flush=True)
+
+
+def journal_mark(stream: IO[Any] | None, level: int = 40) -> str:
+    """Return sd-daemon's prefix for a line of a level of `logging` if the stream is the journal, else ""."""
+    try:
+        status = os.fstat(stream.fileno())  # type: ignore[union-attr] # None has no number, either
+    except (AttributeError, OSError, ValueError):
+        return ""
+    is_journal = os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+    return f"<{_PRIORITIES.get(level, 7)}>" if is_journal else ""
 
 
 def _escape(unsafe: re.Match[str]) -> str:

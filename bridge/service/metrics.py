@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -74,6 +75,22 @@ _SINK_GAUGES: Mapping[str, tuple[str, Callable[[Any], float]]] = {
 }
 
 
+class ProcessFigures(ProcessCollector):
+    """The usual `process_` metrics, without /proc/stat, which the units' sandbox hides."""
+
+    def _boot_time(self) -> float:
+        return time.time() - time.monotonic()
+
+
+def describe_process(registry: CollectorRegistry) -> None:
+    """Register which version runs, since when, and what the process uses."""
+    build = Gauge("imds_bridge_build_info", "Always 1.", ["version"], registry=registry)
+    build.labels(__version__).set(1)
+    text = "When the process started, in seconds since 1970."
+    Gauge("imds_bridge_start_time_seconds", text, registry=registry).set_to_current_time()
+    ProcessFigures(registry=registry)
+
+
 class Meter:
     """Counts what happens; every series that is known beforehand starts at zero. Any thread may call it."""
 
@@ -131,9 +148,7 @@ class Meter:
         text = "Programs that put the VM back to work that have ended, by result."
         self._recovered = counter("recovered_total", text, result=PREPARED_RESULTS)
         self._jumps = counter("clock_jumps_total", "Jumps of the wall clock by more than a minute.")
-        build = Gauge("imds_bridge_build_info", "Always 1.", ["version"], registry=registry)
-        build.labels(__version__).set(1)
-        ProcessCollector(registry=registry)
+        describe_process(registry)
 
     @contextmanager
     def polling(self) -> Iterator[None]:

@@ -113,17 +113,10 @@ trap 'clean_up >/dev/null 2>&1 || true' EXIT
 trap 'exit 1' TERM INT
 
 # The local pip's index and certificate authorities are used, and are not part of the image.
-{
-    echo "[global]"
-    "$bin/python" -m pip config list | # the environment comes last
-        sed -nE "s/^.*\.((extra-)?index-url|trusted-host|proxy|(default-)?timeout)='(.*)'\$/\1 = \4/p" |
-        tac | sort --stable --unique --key=1,1
-} >"$scratch/pip.conf"
-authorities=$("$bin/python" -m pip config list | sed -nE "s/^.*\.cert='(.*)'\$/\1/p" | tail -n 1)
-authorities=${authorities:-${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}}
+infra/packaging/pip_settings.sh "$bin/python" "$scratch"
 version=$("$bin/python" -c 'import bridge; print(bridge.__version__)')
 secrets=("--secret=id=pip.conf,src=$scratch/pip.conf")
-if [ -f "$authorities" ]; then secrets+=("--secret=id=ca.crt,src=$authorities"); fi
+if [ -f "$scratch/pip.crt" ]; then secrets+=("--secret=id=ca.crt,src=$scratch/pip.crt"); fi
 "${kind}_build_image" "${secrets[@]}" --build-arg "VERSION=$version"
 built=$SECONDS
 

@@ -49,10 +49,11 @@ def document() -> str:
     after = {
         "after": {
             **_TEXT,
-            "description": "Instead of `page`, and blank for the first: each VM once, in any order.",
+            "description": "Instead of `page`, and blank for the first: each row once, in any order.",
         }
     }
-    event = _path("One event and its story", EventDetails, page)
+    by_number = {"after": {**after["after"], "pattern": "^[0-9]{0,18}$"}}
+    event = _path("One event and its story", EventDetails, {**page, **by_number})
     event["get"]["parameters"].insert(
         0,
         {
@@ -70,7 +71,7 @@ def document() -> str:
         "openapi": "3.1.0",
         "info": {"title": "imds-bridge console", "version": "1"},
         "paths": {
-            f"{BASE}/events": _path("Open events, filtered", EventList, {**filters, **page}),
+            f"{BASE}/events": _path("Open events, filtered", EventList, {**filters, **page, **after}),
             f"{BASE}/events/{{event_id}}": event,
             f"{BASE}/vms": _path("VMs, filtered", VmList, {**of_vms, **page, **after}),
             f"{BASE}/expected": {"put": _order("Replace the list of expected VMs", listed)},

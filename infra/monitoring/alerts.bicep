@@ -154,7 +154,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeRestarts'
-        expression: 'changes(process_start_time_seconds{job=~"imds-bridge.*"}[30m]) > 3'
+        expression: 'changes(imds_bridge_start_time_seconds{job=~"imds-bridge.*"}[30m]) > 3'
         severity: 2
         labels: {
           severity: 'warning'
@@ -259,7 +259,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeLoss'
-        expression: 'increase(imds_bridge_losses_total[15m]) > 0 or (imds_bridge_losses_total > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
+        expression: 'increase(imds_bridge_losses_total[15m]) > 0 or (imds_bridge_losses_total > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
         severity: 1
         labels: {
           severity: 'critical'
@@ -294,7 +294,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeShortNotice'
-        expression: '( increase(imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"}[15m]) > 0 or (imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"} > 0 and on (job, instance) time() - process_start_time_seconds < 900) ) unless on (job, instance) increase(imds_bridge_clock_jumps_total[15m]) > 0'
+        expression: '( increase(imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"}[15m]) > 0 or (imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900) ) unless on (job, instance) increase(imds_bridge_clock_jumps_total[15m]) > 0'
         severity: 2
         labels: {
           severity: 'warning'
@@ -311,7 +311,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeApprovalsFail'
-        expression: 'increase(imds_bridge_commands_total{outcome="failed"}[15m]) > 0 or (imds_bridge_commands_total{outcome="failed"} > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
+        expression: 'increase(imds_bridge_commands_total{outcome="failed"}[15m]) > 0 or (imds_bridge_commands_total{outcome="failed"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
         severity: 1
         labels: {
           severity: 'critical'
@@ -328,7 +328,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgePrepareFails'
-        expression: 'increase(imds_bridge_prepared_total{result="failed"}[15m]) > 0 or (imds_bridge_prepared_total{result="failed"} > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
+        expression: 'increase(imds_bridge_prepared_total{result="failed"}[15m]) > 0 or (imds_bridge_prepared_total{result="failed"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
         severity: 1
         labels: {
           severity: 'critical'
@@ -345,7 +345,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeStartedUnprepared'
-        expression: 'increase(imds_bridge_started_unprepared_total[15m]) > 0 or (imds_bridge_started_unprepared_total > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
+        expression: 'increase(imds_bridge_started_unprepared_total[15m]) > 0 or (imds_bridge_started_unprepared_total > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
         severity: 1
         labels: {
           severity: 'critical'
@@ -362,7 +362,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeRecoverFails'
-        expression: 'increase(imds_bridge_recovered_total{result="failed"}[15m]) > 0 or (imds_bridge_recovered_total{result="failed"} > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
+        expression: 'increase(imds_bridge_recovered_total{result="failed"}[15m]) > 0 or (imds_bridge_recovered_total{result="failed"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
         severity: 1
         labels: {
           severity: 'critical'
@@ -412,7 +412,7 @@ resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeBadSignatures'
-        expression: 'increase(imds_bridge_commands_total{reason="bad_signature"}[15m]) > 0 or (imds_bridge_commands_total{reason="bad_signature"} > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
+        expression: 'increase(imds_bridge_commands_total{reason="bad_signature"}[15m]) > 0 or (imds_bridge_commands_total{reason="bad_signature"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
         severity: 2
         labels: {
           severity: 'warning'

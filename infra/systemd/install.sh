@@ -185,6 +185,10 @@ install_all() {
     put_units
     for role in $start; do notify_systemd enable --now imds-bridge-"$role".service; done
     if [ $changed = yes ]; then say "installed; configure it in $etc/config.toml"; else say "nothing has changed"; fi
+    set -- "$root$units"/multi-user.target.wants/imds-bridge-*.service
+    if [ -z "$start" ] && [ ! -L "$1" ]; then
+        say "nothing is enabled yet; to start it, now and at each boot: systemctl enable --now imds-bridge-forward"
+    fi
 }
 
 rollback_all() {

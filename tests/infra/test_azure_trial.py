@@ -115,6 +115,7 @@ def packed(found: object) -> str:
 @pytest.fixture
 def az(tmp_path: Path) -> Path:
     """Put the double on a PATH, with answers; return its folder."""
+    tool("ssh-keygen")  # the script makes a key with it
     folder = tmp_path / "az"
     for name in ("answers", "groups", "bin"):
         (folder / name).mkdir(parents=True)

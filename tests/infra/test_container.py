@@ -107,7 +107,7 @@ def test_a_process_whose_disk_became_read_only_counts_as_healthy(held: StateFold
     read_only = tmp_path / "read-only" / "forward"
     read_only.mkdir(parents=True)
     if call("mount", "--bind", held.path, read_only):
-        pytest.skip("nothing can be mounted here")
+        pytest.skip("no file system can be mounted here: must be superuser to use mount.")
     try:
         assert "has written no status" in health(read_only.parent).stdout
         assert call("mount", "-o", "remount,bind,ro", read_only) == 0

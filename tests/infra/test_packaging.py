@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -50,9 +50,9 @@ def repository(tmp_path: Path) -> Path:
 
 def archive(repository: Path, target: Path) -> Path:
     """Unpack what `git archive` makes of the last commit, without git's data."""
-    git(repository, "archive", f"--output={target}.tar", "HEAD")
-    with tarfile.open(f"{target}.tar") as file:
-        file.extractall(target, filter="data")
+    git(repository, "archive", f"--output={target}.zip", "HEAD")
+    with zipfile.ZipFile(f"{target}.zip") as file:
+        file.extractall(target)
     return target
 
 

@@ -271,3 +271,16 @@ def test_a_loop_that_hangs_keeps_the_watchdog_from_being_fed_until_it_goes_on(
         systemd.wait_for("WATCHDOG=1", count=fed + 1)
         forward.wait_for_log("all threads are responding again")
         assert forward.stop() == 0, forward
+
+
+def test_the_journal_gets_a_refused_configuration_as_an_error(tmp_path: Path) -> None:
+    forward = Forward(tmp_path, {"nonsense": 1}, env={"JOURNAL_STREAM": "0:0"})
+    assert forward.start().wait() == 2
+    assert forward.log.read_text().startswith("imds-bridge: ")
+    status = forward.log.stat()
+    with Forward(
+        tmp_path, {"nonsense": 1}, env={"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+    ) as again:
+        assert again.wait() == 2
+    lines = forward.log.read_text().splitlines()
+    assert lines[len(lines) // 2 :] == [f"<3>{line}" for line in lines[: len(lines) // 2]]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import statistics
 import sys
 import tokenize
@@ -21,6 +22,7 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 APART = ("console", "lab")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "infra/**/*.md", "schemas/**/*.md")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 INITIAL = ("__init__", "__post_init__")
 CHANGES = {
@@ -65,6 +67,9 @@ def main() -> None:
     for suffix in (".sql", ".html", ".js", ".css"):
         show(suffix, *raw(bridge, suffix), "raw lines")
     show("tests", *raw(bridge.parent / "tests", ".py"), "raw lines")
+    pages = [path for where in PAGES for path in sorted(bridge.parent.glob(where))]
+    words = sum(prose_words(path.read_text(encoding="utf-8")) for path in pages)
+    show("documentation", words, len(pages), "words outside code blocks")
 
 
 def show_mutable(bridge: Path, lines: int) -> None:
@@ -122,6 +127,12 @@ def raw(folder: Path, suffix: str) -> tuple[int, int]:
     """Return the number of all lines in the files with that suffix, and of the files."""
     files = [path.read_text(encoding="utf-8") for path in folder.rglob(f"*{suffix}")]
     return sum(len(text.splitlines()) for text in files), len(files)
+
+
+def prose_words(text: str) -> int:
+    """Return the number of words of a page in Markdown, those with a letter or a digit, without its code blocks."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return len(re.findall(r"\S*\w\S*", prose))
 
 
 def code_lines(text: str) -> set[int]:

@@ -85,11 +85,12 @@ def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged() ->
         (
             "events?typ=Reboot",
             400,
-            "typ: unknown; expected type, status, due, source, vm, subscription, group, tag, page",
+            "typ: unknown; expected type, status, due, source, vm, subscription, group, tag, page, after",
         ),
         ("events?type=Reboot&type=Freeze", 400, "type: given too often"),
         ("history?days=31", 422, "days: expected 30 or 90"),
         ("events?due=1x", 422, "due: expected overdue or started or 1h or later or gone or ended"),
+        (f"events/{EXAMPLE}?after=x", 400, "after: expected the address that the page before names"),
         ("vms?page=0", 400, "page: expected a number from 1 to 999999"),
         (f"vms?vm={'x' * 201}", 400, "vm: expected at most 200 characters"),
     ],
@@ -120,7 +121,9 @@ def test_the_api_shows_what_the_pages_show(console: RunningConsole) -> None:
         ("vms?after=", "vms", "name"),
         ("vms?after=&group=shop", "vms", "name"),
         ("events", "events", "event_id"),
+        ("events?after=", "events", "event_id"),
         (f"events/{EXAMPLE}", "reports", "cloudevent"),
+        (f"events/{EXAMPLE}?after=", "reports", "cloudevent"),
     ],
 )
 def test_an_answer_names_the_next_page_until_everything_was_sent(
@@ -138,6 +141,30 @@ def test_an_answer_names_the_next_page_until_everything_was_sent(
     everything = read()
     monkeypatch.setattr(app, "PAGE_CELLS", 1)
     assert read() == everything != []
+
+
+@pytest.mark.parametrize(("path", "rows", "key"), [("events", "events", "event_id"), ("vms", "vms", "name")])
+def test_rows_that_come_and_go_between_two_pages_repeat_and_hide_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, rows: str, key: str
+) -> None:
+    with running_console(tmp_path) as console:
+        vms = [FleetVm(f"job-{number}") for number in range(4)]
+        reboots = [event(str(number), at=NOW, vms=[vm.name]) for number, vm in enumerate(vms)]
+        console.send(*(vm.change("scheduled", one, NOW) for vm, one in zip(vms, reboots, strict=True)))
+        before = {row[key] for row in console.get(f"/api/v1/{path}").json()[rows]}
+        monkeypatch.setattr(app, "PAGE_CELLS", 1)
+        address, found = f"/api/v1/{path}?after=", []
+        while address:
+            answer = console.get(address).json()
+            found += [row[key] for row in answer[rows]]
+            address = answer["next"]
+            if len(found) == 2:  # one of those already read ends, and a new VM has one
+                console.send(
+                    vms[0].change("canceled", reboots[0], NOW),
+                    FleetVm("job-9").change("scheduled", event("9", at=NOW, vms=["job-9"]), NOW),
+                )
+        assert len(found) == len(set(found))
+        assert set(found) >= before - {reboots[0].event_id}
 
 
 def test_health_and_metrics_say_how_it_is(console: RunningConsole) -> None:

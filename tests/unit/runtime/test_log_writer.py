@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -53,6 +55,29 @@ def writer(pipe: Pipe, max_lines: int = 5) -> Iterator[LogWriter]:
         io.TextIOWrapper(io.BufferedWriter(cast("io.RawIOBase", pipe)), encoding="utf-8"), max_lines=max_lines
     )
     pipe.is_read.set()
+
+
+@pytest.mark.parametrize(
+    ("level", "mark"),
+    [
+        (logging.DEBUG, "<7>"),
+        (logging.INFO, "<6>"),
+        (logging.WARNING, "<4>"),
+        (logging.ERROR, "<3>"),
+        (logging.CRITICAL, "<2>"),
+    ],
+)
+def test_each_line_tells_the_journal_and_nobody_else_how_serious_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: int, mark: str
+) -> None:
+    for number, expected in ((0, f"{mark}one\n{mark}two\n"), (1, "one\ntwo\n")):
+        with (tmp_path / "log").open("w+") as stream:
+            status = os.fstat(stream.fileno())
+            monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino + number}")
+            handler = LogWriter(stream)
+            handler.handle(logging.LogRecord("test", level, "", 0, "one\ntwo", None, None))
+            handler.flush()
+            assert (tmp_path / "log").read_text() == expected
 
 
 def log(handler: LogWriter, text: str, *args: object) -> None:

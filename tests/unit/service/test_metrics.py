@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -21,7 +23,7 @@ from bridge.errors import ImdsError, Rejected, Unavailable
 from bridge.events.model import CloudEvent
 from bridge.imds.client import ImdsClient
 from bridge.runtime.time import iso_utc
-from bridge.service.metrics import Meter, StatusCollector
+from bridge.service.metrics import Meter, ProcessFigures, StatusCollector
 from infra.contract.data import DATA
 from tests.support.clock import MovedClock
 from tests.support.diff import entry
@@ -73,6 +75,19 @@ def test_counters_start_at_zero_for_every_known_label(scrape: Scrape) -> None:
     assert scrape.value("deliveries_total", sink="ops", result="rejected") == 0
     assert scrape.value("losses_total", reason="Damage") == 0
     assert scrape.value("commands_total", outcome="failed", reason="imds_refused") == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_a_process_that_cannot_read_proc_stat_tells_when_it_started_and_what_it_uses(
+    scrape: Scrape, tmp_path: Path
+) -> None:
+    began = scrape.value("start_time_seconds")
+    assert began == pytest.approx(time.time(), abs=60)
+    (tmp_path / "self").symlink_to("/proc/self")  # as the units' sandbox leaves of it
+    registry = CollectorRegistry()
+    ProcessFigures(proc=str(tmp_path), registry=registry)
+    assert registry.get_sample_value("process_resident_memory_bytes")
+    assert registry.get_sample_value("process_cpu_seconds_total")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,140 @@
+"""A Debian with systemd as process 1, in namespaces of its own on this machine and with its network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.process import wait_until
+from tests.support.programs import build, tool
+
+PACKAGES = "systemd,systemd-sysv,dbus,python3-venv,ca-certificates"  # the last two are what the README names
+CHECKOUT = ("bridge", "schemas", "infra", "requirements", "pyproject.toml", "README.md", "LICENSE")
+HOST_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+COMMAND_SECONDS = 400.0  # an installation on a busy machine
+
+
+def debian() -> Path:
+    """Return a folder whose `root` is a Debian 12 with systemd; skip if it cannot be made."""
+    make = f"rm -rf root && {tool('mmdebstrap')} --variant=minbase --dpkgopt=force-unsafe-io"
+
+    def commands(place: Path) -> list[Sequence[str]]:
+        return [["sh", "-c", f"cd {place} && {make} --include={PACKAGES} bookworm root"]]
+
+    return build("systemd", "bookworm-1", commands)
+
+
+class Machine:
+    """The system that has booted; `root` is where its files are, as seen from outside."""
+
+    def __init__(self, root: Path, pid: int) -> None:
+        self.root = root
+        self._enter = ["nsenter", "-t", str(pid), "-m", "-p", "-u", "-i", "-C", "--"]
+
+    def try_to_do(self, command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a line of shell as root in it."""
+        pip = {name: value for name, value in os.environ.items() if name in ("PIP_INDEX_URL", "PIP_CERT")}
+        given = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", **pip, **variables}
+        return subprocess.run(
+            [
+                *self._enter,
+                "env",
+                "-i",
+                *(f"{name}={value}" for name, value in given.items()),
+                "bash",
+                "-c",
+                command,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+        )
+
+    def do(self, command: str, **variables: str) -> str:
+        """Run a line of shell as root in it, which must succeed; return what it prints."""
+        done = self.try_to_do(command, **variables)
+        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def show(self, unit: str, name: str) -> str:
+        """Return a property of a unit."""
+        return self.do(f"systemctl show --value --property={name} imds-bridge-{unit}").strip()
+
+    def wait_until_active(self, unit: str) -> None:
+        """Wait until a unit has reported that it is ready."""
+        wait_until(
+            lambda: self.show(unit, "SubState") == "running",
+            describe=lambda: self.try_to_do(f"journalctl -u imds-bridge-{unit} -n 30").stdout,
+            apart_seconds=0.2,
+        )
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        """Write a file, and the folders above it."""
+        file = self.root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        file.chmod(mode)
+
+
+@contextmanager
+def booted() -> Iterator[Machine]:
+    """Boot a copy of the root, which has a checkout in /root/imds-bridge; skip if only root may do that."""
+    if os.getuid():
+        pytest.skip("only root can boot systemd in namespaces: sudo make units")
+    kept = debian() / "root"
+    with TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        with subprocess.Popen([ROOT / "tests/systemd/boot", kept, folder]) as boot:
+            pid = wait_until(lambda: _find_systemd(boot), apart_seconds=0.1)
+            try:
+                machine = Machine(Path(f"/proc/{pid}/root"), pid)
+                wait_until(
+                    lambda: (
+                        machine.try_to_do("systemctl is-system-running").stdout in ("running\n", "degraded\n")
+                    ),
+                    describe=log.read_text,
+                    apart_seconds=0.2,
+                )
+                _fill(machine.root)
+                yield machine
+            finally:
+                os.kill(pid, signal.SIGKILL)  # which ends all that runs in it
+                boot.wait()
+
+
+def _fill(root: Path) -> None:
+    """Copy what the installation needs of this machine, and the checkout to /root/imds-bridge."""
+    for file in filter(os.path.exists, HOST_FILES):
+        shutil.copy(file, root / file[1:])
+    for name in CHECKOUT:
+        source, target = ROOT / name, root / "root/imds-bridge" / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+        else:
+            shutil.copy(source, target)
+
+
+def _find_systemd(boot: subprocess.Popen[bytes]) -> int:
+    """Return the process id of the systemd below the script, 0 while there is none."""
+    assert boot.poll() is None, "the script has ended"
+    waiting = [boot.pid]
+    while waiting:
+        pid = waiting.pop()
+        try:
+            if Path(f"/proc/{pid}/comm").read_text() == "systemd\n":
+                return pid
+            waiting += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        except FileNotFoundError:
+            continue
+    return 0
