@@ -25,18 +25,24 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
-from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp
 
 from bridge import __version__
 from bridge.config.console import ConsoleSettings
-from bridge.console import api, expected, fleet, forget, history, now, rows, story
+from bridge.console import api, expected, fleet, forget, history, now, rows, story, waves
 from bridge.console.access import Guard
 from bridge.console.approve import COOKIE, COOKIE_SECONDS, Approvals, NotApproved, Sessions, new_session
 from bridge.console.ingest import Ingest
-from bridge.console.live import Live
+from bridge.console.live import Live, changed_parts
 from bridge.console.received import Received
 from bridge.console.rows import DAY, EVERY, HOUR, EventRow, Filter, ReportRow, VmRow, Where, read_filter
 from bridge.console.store import Store
@@ -44,7 +50,7 @@ from bridge.contract.status import Status
 from bridge.contract.types import KNOWN_VALUES
 from bridge.errors import BridgeError
 from bridge.events.envelope import decode_event
-from bridge.formats.text import format_duration, format_relative, join_names
+from bridge.formats.text import format_duration, format_relative
 from bridge.runtime.text import escape, sanitize
 from bridge.runtime.threads import stalled_threads
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
@@ -151,14 +157,17 @@ class Web:
         of_place = wanted.only(*rows.OF_PLACE)
         silent = replace(of_place, status="unwatched")
         with self.store.reading() as store:
-            dues = rows.count_due(store, wanted)
-            page = _page_of(request, sum(count for count, _, _ in dues.values()))
-            found = rows.open_events(store, wanted, limit=page.size, offset=page.first)
-            shown, types = rows.mine_first(store, found, wanted), rows.count_types(store)
+            dues, types = rows.count_due(store, wanted), rows.count_types(store)
+            found, asked = waves.waves(rows.every_open(store, wanted)), request.query_params.get("wave", "")
+            opened = waves.wave_of(found, asked)
+            lines = [waves.Wave((event,)) for event in opened.events] if opened else found
+            page = _page_of(request, len(lines))
+            shown = waves.with_rows(store, lines[page.first : page.last], wanted)
             counts = rows.count_vms(store, of_place)
             everything = rows.count_vms(store) if of_place else counts
             known = everything[""] - everything["unknown"] - everything["unheard"]
-            filters = self._filters(store, wanted, "/", [one for one, _, _ in types], window=window)
+            kept = {"window": window, "wave": opened.key if opened else ""}
+            filters = self._filters(store, wanted, "/", [one for one, _, _ in types], **kept)
             unmatched = "VM" if not counts[""] else "event" * bool(filters["unmatched"])
             headline = now.headline(dues, vms=known, is_filtered=bool(wanted), unmatched=unmatched)
             context = {
@@ -167,9 +176,11 @@ class Web:
                 "tiles": now.tiles(
                     rows.count_due(store, wanted.only("type", "source", *rows.OF_PLACE)), counts, wanted
                 ),
-                "timeline": now.timeline(shown, at, window),
+                "timeline": now.timeline(shown, at - at % now.STEP_SECONDS, window),
                 "windows": now.WINDOWS,
                 "rows": shown,
+                "opened": opened,
+                "is_over": asked and not opened,
                 "paging": page,
                 "ended": rows.mine_first(
                     store, rows.ended_events(store, at - HOUR, wanted, limit=MAX_ENDED), wanted
@@ -223,8 +234,8 @@ class Web:
             reports, vms = rows.reports_of(store, event.key, order=rows.DECIDING), rows.vms_of(store, event)
             base = {**self._base(store, at), **self._filters(store, EVERY, "/", [])}
             total = rows.count(store, "event", Where("event_id = ? AND event_id <> ''", (event.key,)))
-            prepared = rows.preparations_of(store, event.key)
-        seen = story.witnesses(shown, reports, vms, prepared)
+            prepared, ahead = rows.preparations_of(store, event.key), rows.ahead_of(store, event)
+        seen = story.witnesses(shown, reports, vms, prepared, ahead[0])
         sent = request.query_params.get("sent", "")
         context = {
             **base,
@@ -233,6 +244,7 @@ class Web:
             "steps": story.story(event, reports, vms, at),
             "affected": [one for one in seen if one.is_affected],
             "others": [one for one in seen if not one.is_affected],
+            "ahead": ahead if story.has_turn(event) else None,
             "left_out": total - len(reports),
             "raw": [_raw(report) for report in reports[-MAX_RAW:]],
             "total": total,
@@ -485,6 +497,7 @@ class Web:
             "group_names": groups,
             "subscriptions": subscriptions,
             "tags": tags[:MAX_TAGS],
+            "more_tags": len(tags) - MAX_TAGS,
             "unmatched": rows.unknown_values(wanted, {**known, "tag": tags, "due": (*rows.DUES, "ended")}),
         }
 
@@ -499,7 +512,8 @@ class Web:
             "settings": self.settings,
             "ingest_url": f"{self.settings.public_url or self.address}/ingest",
         }
-        response = _templates().TemplateResponse(request, template, {**common, **context}, status)
+        text = _templates().get_template(template).render(common, **context)
+        response = HTMLResponse(changed_parts(text, request.headers.get("x-shown")), status)
         if cookie := getattr(request.state, "session", ""):
             response.set_cookie(
                 COOKIE, cookie, max_age=COOKIE_SECONDS, secure=True, httponly=True, samesite="strict"
@@ -631,7 +645,7 @@ def static_url(name: str) -> str:
 
 
 @lru_cache
-def _templates() -> Jinja2Templates:
+def _templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("bridge.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -645,12 +659,12 @@ def _templates() -> Jinja2Templates:
         "cell": fleet.cell,
         "describe": fleet.describe,
         "names": now.vm_names,
-        "joined": lambda names: join_names([*names], max_length=2000, max_names=20),
+        "joined": story.write_names,
         "impact": story.impact_text,
         "segment": lambda value, safe="": quote(value, safe=safe),
     }
     environment.globals |= {"static_url": static_url, "app_version": __version__}
-    return Jinja2Templates(env=environment)
+    return environment
 
 
 def _raw(report: ReportRow) -> tuple[str, float, str]:

@@ -1,15 +1,41 @@
-"""Notify open pages of changes by server-sent events."""
+"""Notify open pages of changes by server-sent events, and send them the parts that have changed."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from hashlib import sha256
 
 MAX_STREAMS = 200
 REPEAT_SECONDS = 5.0  # a page that hears nothing for longer than twice that says that it is not live
 APART_SECONDS = 2.0  # at least, after the message of a change: a page fetches itself after each
 STREAM_SECONDS = 0.1  # more for each open page: all of them fetch ten pages a second together
+_PART = re.compile('<[a-z]+ id="(part-[a-z]+)" data-part.*?<!--part-->', re.DOTALL)
+_COUNTED = re.compile("(<time [^>]*data-relative[^>]*>)[^<]*")
+
+
+def changed_parts(page: str, shown: str | None) -> str:
+    """Return a page whose parts have hashes; for an open page, nothing but its parts, without those that it shows.
+
+    A time that the open page counts itself is no change.
+
+    Args:
+        page: a whole page.
+        shown: the hashes of the parts of an open page, None for the whole page.
+    """
+    known = (shown or "").split(",")
+
+    def part(found: re.Match[str]) -> str:
+        digest = sha256(_COUNTED.sub(r"\1", found[0]).encode()).hexdigest()[:16]
+        if digest in known:
+            return f'<div id="{found[1]}" data-part data-same></div>'
+        return found[0].replace(" data-part", f' data-hash="{digest}" data-part', 1)
+
+    if shown is None:
+        return _PART.sub(part, page)
+    return page.partition("<header>")[0] + "".join(map(part, _PART.finditer(page)))
 
 
 class Live:

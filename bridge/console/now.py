@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from bridge.console.rows import DAY, HOUR, MINUTE, OF_PLACE, EventRow, Filter
+from bridge.console.rows import DAY, HOUR, MINUTE, OF_PLACE, EventRow, Filter, OpenRow
 from bridge.console.story import MINIMUM_NOTICE_SECONDS
-from bridge.formats.text import format_duration, join_names
+from bridge.console.waves import Wave
+from bridge.formats.text import format_duration, join_names, plural
 from bridge.runtime.text import sanitize
 
 WINDOWS = {"4h": 4 * HOUR, "24h": DAY, "7d": 7 * DAY}
@@ -21,6 +23,9 @@ _TICKS = {
 _NOW_X = 4.0  # percent of the width that is left for what has started
 _UNKNOWN_SECONDS = 600.0  # how long a bar is whose duration is unknown
 _LEAST_WIDTH = 0.8
+STEP_SECONDS = 15.0  # the bars move in steps, so that they are seldom sent again
+COLUMN_WIDTH = 0.4
+BAR_HEIGHT = 18
 MAX_BARS = 40
 FIRST_BARS = 6  # of more than MAX_BARS: the others are opened
 MAX_NAMES = 3
@@ -28,13 +33,16 @@ MAX_NAMES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """An event on the timeline; the places are percent of its width."""
+    """A wave or its only event on the timeline; the places are percent of its width.
 
-    event: EventRow
-    label: str
+    `columns` are the density of a wave, how many start when: place, width, and height in pixels.
+    """
+
+    wave: Wave
     x: float
     width: float
     is_hatched: bool
+    columns: tuple[tuple[float, float, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +53,8 @@ class Timeline:
         window: its name.
         now_x: the place of the line at now, in percent.
         ticks: places and texts.
-        bars: the events that start within it: what is always shown, and more.
-        later: how many start after it.
+        bars: what starts within it: what is always shown, and more.
+        later: how many events start after it.
     """
 
     window: str
@@ -72,15 +80,10 @@ def css_class(event_type: str) -> str:
     return event_type.lower() if event_type in MINIMUM_NOTICE_SECONDS else "other"
 
 
-def vm_names(event: EventRow, *, max_names: int = MAX_NAMES) -> str:
+def vm_names(event: EventRow | Wave, *, max_names: int = MAX_NAMES) -> str:
     """Return the names of the affected VMs, as many as are easy to read."""
     shown = [sanitize(name, 64) for name in event.resources]
     return join_names(shown, max_length=400, max_names=max_names) if shown else "no VM is named"
-
-
-def plural(number: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def headline(
@@ -169,25 +172,25 @@ def _due_tile(counts: tuple[int, int, int], due: str, text: str, css: str, wante
     return Tile(number=events, text=text, detail=detail, css=css, address=address)
 
 
-def timeline(events: Sequence[EventRow], now: float, window: str) -> Timeline:
-    """Place events on a line from now to the end of the window, on which near times have more room than far ones.
+def timeline(waves: Sequence[Wave], now: float, window: str) -> Timeline:
+    """Place waves on a line from now to the end of the window, on which near times have more room than far ones.
 
     Args:
-        events: those of the page's table.
+        waves: those of the page's table.
         now: seconds since 1970.
         window: one of WINDOWS.
     """
     length = WINDOWS[window]
-    events = [event for event in events if event.due != "gone"]
-    inside = [event for event in events if (event.starts_at or now) < now + length]
-    bars = tuple(_bar(event, now, length) for event in inside)
+    waves = [wave for wave in waves if any(event.due != "gone" for event in wave.events)]
+    inside = [wave for wave in waves if (wave.first.starts_at or now) < now + length]
+    bars = tuple(_bar(wave, now, length) for wave in inside)
     first = FIRST_BARS if len(bars) > MAX_BARS else MAX_BARS
     return Timeline(
         window=window,
         now_x=_NOW_X,
         ticks=tuple((place(tick, length), f"+{format_duration(tick)}") for tick in _TICKS[window]),
         bars=(bars[:first], bars[first:]),
-        later=len(events) - len(inside),
+        later=sum(len(wave.events) for wave in waves) - sum(len(wave.events) for wave in inside),
     )
 
 
@@ -198,19 +201,32 @@ def place(seconds: float, length: float) -> float:
     return round(_NOW_X + (100 - _NOW_X) * sqrt(min(1.0, seconds / length)), 2)
 
 
-def _bar(event: EventRow, now: float, length: float) -> Bar:
-    start = event.starts_at or now
-    is_known = event.duration_seconds is not None and event.duration_seconds >= 0
-    duration = float(event.duration_seconds or 0) if is_known else _UNKNOWN_SECONDS
-    end = start + duration
-    if event.status == "Started":  # it lasts until the end is reported
-        end = max(end, now + (0 if is_known else _UNKNOWN_SECONDS / 2))
-    left = min(place(start - now, length), 100 - _LEAST_WIDTH)
-    right = max(left + _LEAST_WIDTH, place(end - now, length))
+def _bar(wave: Wave, now: float, length: float) -> Bar:
+    spans = [_span(event, now, length) for event in wave.events]
+    left, right = min(x for x, _ in spans), max(end for _, end in spans)
+    counts = Counter(int((x - left) / COLUMN_WIDTH) for x, _ in spans)
+    highest = max(counts.values())
     return Bar(
-        event=event,
-        label=vm_names(event, max_names=2),
+        wave=wave,
         x=left,
         width=round(right - left, 2),
-        is_hatched=not is_known,
+        is_hatched=any(not _is_known(event) for event in wave.events),
+        columns=tuple(
+            (round(left + number * COLUMN_WIDTH, 2), COLUMN_WIDTH, max(3, BAR_HEIGHT * count // highest))
+            for number, count in sorted(counts.items())
+        ),
     )
+
+
+def _is_known(event: OpenRow) -> bool:
+    return event.duration_seconds is not None and event.duration_seconds >= 0
+
+
+def _span(event: OpenRow, now: float, length: float) -> tuple[float, float]:
+    """Return where an event begins and ends on the timeline."""
+    start = event.starts_at or now
+    end = start + (float(event.duration_seconds or 0) if _is_known(event) else _UNKNOWN_SECONDS)
+    if event.status == "Started":  # it lasts until the end is reported
+        end = max(end, now + (0 if _is_known(event) else _UNKNOWN_SECONDS / 2))
+    left = min(place(start - now, length), 100 - _LEAST_WIDTH)
+    return left, max(left + _LEAST_WIDTH, place(end - now, length))

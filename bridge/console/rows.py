@@ -17,7 +17,7 @@ from pydantic import Field
 from bridge.console.merge import RECEIPTS, MaybeTime, ScheduledEvent
 from bridge.console.received import scope_id
 from bridge.events.envelope import decode_event
-from bridge.formats.text import format_duration
+from bridge.formats.text import format_duration, plural
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
 
@@ -77,7 +77,28 @@ class EventRow(ScheduledEvent):
     def vms(self) -> str:
         """How many VMs it names."""
         total = len(self.resources)
-        return f"{f'{self.mine} of ' * (0 < self.mine < total)}{total} VM{'s' * (total != 1)}"
+        return f"{f'{self.mine} of ' * (0 < self.mine < total)}{plural(total, 'VM')}"
+
+
+class OpenRow(NamedTuple):
+    """What of an open event is read for all of them; `resources` is a JSON list."""
+
+    key: str
+    due: str
+    starts_at: float | None
+    event_type: str
+    event_source: str
+    subscription: str
+    group: str
+    status: str
+    duration_seconds: int | None
+    prepared: int | None
+    resources: str
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What the events of a wave have in common."""
+        return self.event_type, self.event_source, self.subscription, self.group
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +285,22 @@ _OF_VM, _OF_NAMED = (f"SELECT place FROM {table} WHERE instr(folded, ?)" for tab
 OUTCOME = "iif(NOT is_open, status, iif(due = 'left', 'Ended', 'Open'))"
 
 
+def every_open(store: sqlite3.Connection, wanted: Filter) -> list[OpenRow]:
+    """Return all events that are current, the most urgent first."""
+    where, names = wanted.of_events(), ", ".join(f'"{name}"' for name in OpenRow._fields)
+    found = store.execute(
+        f"SELECT {names} FROM (SELECT scheduled.*, current.* FROM current CROSS JOIN scheduled USING (key)) "  # noqa: S608 - constants
+        f"WHERE {where.condition} ORDER BY urgency, ifnull(starts_at, 0), key",
+        where.values,
+    )
+    return [*map(OpenRow._make, found)]
+
+
+def events_of(store: sqlite3.Connection, keys: Sequence[str]) -> list[EventRow]:
+    """Return some events."""
+    return _events(store, Where("key IN (SELECT value FROM json_each(?))", (json.dumps(keys),)))
+
+
 def open_events(
     store: sqlite3.Connection, wanted: Where | Filter = EVERY, order: str = _URGENCY, **part: int
 ) -> list[EventRow]:
@@ -288,7 +325,7 @@ def events_since(store: sqlite3.Connection, since: float, wanted: Filter, **part
 
 def find_event(store: sqlite3.Connection, event_id: str) -> EventRow | None:
     """Return one event, None if it is not known."""
-    return next(iter(_events(store, Where("key = ?", (event_id.lower(),)))), None)
+    return next(iter(events_of(store, [event_id.lower()])), None)
 
 
 def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int, int, int]]:
@@ -372,6 +409,20 @@ def preparations_of(store: sqlite3.Connection, key: str) -> dict[str, tuple[str,
     """Return by folded name what the programs of VMs said last about an event: the state, and a detail or ""."""
     query = "SELECT folded, state, detail FROM preparation WHERE key = ?"
     return {folded: (state, detail) for folded, state, detail in store.execute(query, (key,))}
+
+
+def ahead_of(store: sqlite3.Connection, event: EventRow) -> tuple[int, int]:
+    """Count what comes before an event in the order of turns: events that take turns, and the VMs that they name.
+
+    The order is that of VMs that read one document: what has started, then by NotBefore and EventId.
+    """
+    query = """
+    SELECT count(*), ifnull(sum(vms), 0) FROM current CROSS JOIN scheduled USING (key)
+    WHERE scope = ?1 AND key <> ?2 AND event_type <> 'Terminate' AND (current.event = 'Started'
+        OR status = 'Scheduled' AND event_type IN program AND (ifnull(not_before, 0), key) < (ifnull(?3, 0), ?2))
+    """
+    events, vms = store.execute(query, (event.scope, event.key, event.not_before)).fetchone()
+    return events, vms
 
 
 def groups_of(store: sqlite3.Connection) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bridge.console.merge import OUT_OF_WORK, PREPARED, RECOVERED, resources_of
 from bridge.console.received import DISMISSED, natural
-from bridge.console.rows import EventRow, ReportRow, VmRow
+from bridge.console.rows import DUES, EventRow, ReportRow, VmRow
 from bridge.formats.text import format_duration, instant_of, join_names
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
@@ -106,6 +106,7 @@ def witnesses(
     reports: Sequence[ReportRow],
     vms: Sequence[VmRow],
     prepared: Mapping[str, tuple[str, str]],
+    ahead: int = 0,
 ) -> list[Witness]:
     """Return every VM that Azure tells or that saw the event: the affected ones first, of them those of the filter.
 
@@ -116,6 +117,7 @@ def witnesses(
         reports: of it.
         vms: that Azure tells.
         prepared: by folded name what the programs said last, as of `preparations_of`.
+        ahead: how many events come before it in the order of turns.
     """
     told = {vm.folded: vm for vm in vms}
     affected = {fold_name(name): name for name in event.resources}
@@ -140,17 +142,25 @@ def witnesses(
             is_affected=key in affected,
             first_at=first.get(key),
             saw=", ".join(saw[key]),
-            preparation=_preparation(event, *prepared.get(key, ("", ""))) if key in affected else "",
+            preparation=_preparation(event, ahead, *prepared.get(key, ("", ""))) if key in affected else "",
             is_prepared=event.prepared is None or prepared.get(key, ("",))[0] == "prepared",
         )
         for key in ordered
     ]
 
 
-def _preparation(event: EventRow, state: str, detail: str) -> str:
+def has_turn(event: EventRow) -> bool:
+    """Return whether an event has a place in the order in which programs prepare their VMs."""
+    waits = event.is_open and event.status == "Scheduled" and event.due in DUES
+    return waits and event.prepared is not None and event.event_type != "Terminate"
+
+
+def _preparation(event: EventRow, ahead: int, state: str, detail: str) -> str:
     if state or event.prepared is None:
         words = {"failed": "not prepared", "recovered": "back at work"}
         return ": ".join(filter(None, (words.get(state, state), sanitize(detail))))
+    if has_turn(event):
+        return f"not prepared yet, place {ahead + 1} in the order of turns"
     return "not prepared yet" if event.status == "Scheduled" and event.is_open else "not prepared"
 
 
@@ -239,20 +249,21 @@ def _receipt_lines(data: Mapping[str, Json]) -> list[str]:
         why = sanitize(given.get("Reason"))
         lines.append(f"Requested by {who}" + (f": {why}" if why else ""))
     if released := resources_of(data):
-        lines.append(f"Releases {_names(released)}")
+        lines.append(f"Releases {write_names(released)}")
     if data.get("DryRun") is True:
         lines.append("Only a trial: the listener runs with --dry-run")
     return lines
 
 
-def _names(values: Iterable[Json]) -> str:
+def write_names(values: Iterable[Json]) -> str:
+    """Write up to 20 names, and how many more there are."""
     return join_names([sanitize(one, 64) for one in values], max_length=2000, max_names=20)
 
 
 def _value(name: str, value: Json) -> str | float:
     """Return a property's value as a text, or a time in seconds since 1970."""
     if isinstance(value, list):
-        return _names(value) if value else "none"
+        return write_names(value) if value else "none"
     if name == "NotBefore" and (instant := instant_of(value)):
         return instant.timestamp()
     if name == "DurationInSeconds":

@@ -15,7 +15,7 @@ from bridge.events.model import StoredEvent, is_alarm
 from bridge.formats.base import ChatFormat, Encoded, encode_json
 from bridge.formats.notice import SYMBOLS, TITLE_LENGTH, EventView, Notice, Tone, notice
 from bridge.formats.reasons import REASONS
-from bridge.formats.text import join_names
+from bridge.formats.text import describe_wave, join_names, plural
 from bridge.imds.document import SCHEDULED
 from bridge.runtime.json import Json
 from bridge.runtime.text import length, truncate
@@ -102,7 +102,7 @@ def summarize(events: Sequence[Mapping[str, Json]], *, now: datetime, settings: 
     worst = min((message.tone for message in messages), key=_WORST_FIRST.index)
     fleets = {message.fleet for message in messages}
     fleet = fleets.pop() if len(fleets) == 1 else ""
-    counts = f"{len(states)} event{'s' * (len(states) > 1)}: {', '.join(_counts(newest))}"
+    counts = f"{plural(len(states), 'event')}: {', '.join(_counts(newest))}"
     return Digest(
         tone=worst,
         headline=truncate(f"{SYMBOLS[worst]} {counts}", TITLE_LENGTH, mark="…"),
@@ -122,10 +122,10 @@ def _counts(views: Sequence[EventView]) -> Iterator[str]:
     """Count the events in each state, the most first."""
     for (noun, what), count in Counter(map(_counted, views)).most_common():
         starts = [view.not_before for view in views if view.not_before and _counted(view) == (noun, what)]
-        text = what if count == 1 else what.replace("is ", "are ").replace("has ", "have ")
+        when, at = what if count == 1 else what.replace("is ", "are ").replace("has ", "have "), ""
         if what == SCHEDULED and starts:
-            text = f"{'at' if count == 1 else 'from'} {views[0].clock(min(starts))}{' on' * (count > 1)}"
-        yield f"{count} {noun}{'s' * (count > 1)} {text}".rstrip()
+            when, at = "at" if count == 1 else "from", f" {views[0].clock(min(starts))}{' on' * (count > 1)}"
+        yield f"{describe_wave(count, noun, when)[0]}{at}".rstrip()
 
 
 def _counted(view: EventView) -> tuple[str, str]:

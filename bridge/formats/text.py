@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from bridge.runtime.json import Json
@@ -38,6 +38,35 @@ def format_relative(seconds: float, *, exact: bool = False) -> str:
     """Write when something is, `seconds` from now: `in 15 min` or `3 min ago`; see format_duration."""
     text = format_duration(seconds, exact=exact)
     return f"in {text}" if seconds > 0 else f"{text} ago"
+
+
+def plural(number: int, noun: str) -> str:
+    """Write a number with its noun."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def describe_wave(
+    count: int,
+    noun: str,
+    when: str,
+    *,
+    group: str = "",
+    vms: int = 0,
+    states: Mapping[str, int] | None = None,
+) -> tuple[str, str]:
+    """Write many events of one type as `24 Reboots of shop-web, 120 VMs, until`, and `; 96 prepared; 3 overdue`.
+
+    Args:
+        count: how many events there are.
+        noun: their type.
+        when: what comes before a time that the caller writes in between, or all that is said of them.
+        group: that all of them are of, "" for several or none.
+        vms: how many they name, 0 to leave it out.
+        states: how many there are in each, in words.
+    """
+    place = f" of {group}" * bool(group) + f", {plural(vms, 'VM')}," * bool(vms)
+    more = "".join(f"; {number} {state}" for state, number in (states or {}).items())
+    return f"{plural(count, noun)}{place} {when}", more
 
 
 def join_names(

@@ -19,6 +19,7 @@ from tests.support.console import (
     approval_console,
     event,
     event_id,
+    maintenance,
     running_console,
 )
 from tests.support.servicebus import ServiceBusLab
@@ -62,7 +63,7 @@ def ago(hours: float) -> datetime:
 
 def fleet() -> list[bytes]:
     """Return what the VMs publish: 40 events within three hours, one that never ended, one overdue, one gone."""
-    nodes = [FleetVm(f"node-{number}", group=f"batch-{number % 4}") for number in range(40)]
+    nodes = [FleetVm(f"node-{n}", group=f"batch-{n % 4}", scale_set=f"s{n}") for n in range(40)]  # no waves
     mine = FleetVm("pay-0", group="payments", tags={"team": "Payments"})
     silent = FleetVm("pay-1", group="payments", tags={"team": "Payments"})
     there = FleetVm("pay-0", group="payments", subscription=OTHER)
@@ -214,6 +215,38 @@ def test_above_forty_events_the_timeline_shows_the_first_ones_and_opens_the_othe
     bars.locator("summary").click()
     expect(bars.locator(".line").first).to_be_visible()
     expect(bars.locator(".line .name").last).to_contain_text("node-")
+
+
+@pytest.mark.parametrize("with_script", [True, False])
+def test_300_vms_under_maintenance_are_on_one_screen_and_each_is_two_keys_away(
+    browser: Browser, tmp_path: Path, *, with_script: bool
+) -> None:
+    more = {"viewport": {"width": 1440, "height": 900}, "forced_colors": "active"}
+    with (
+        running_console(tmp_path) as running,
+        opened(browser, running.url, java_script_enabled=with_script, **more) as page,
+    ):
+        running.send(*maintenance(NOW))
+        page.goto("/")
+        table = page.get_by_role("table", name="Open events")
+        expect(table.locator("tbody tr")).to_have_count(3)
+        box = table.bounding_box()
+        assert box
+        assert box["y"] + box["height"] <= 900
+        wave = table.get_by_role(
+            "link", name=re.compile("100 Reboots of shop-web, 100 VMs, until .*; 60 prepared")
+        )
+        expect(page.locator(".timeline .bar.wave")).to_have_count(3)
+        column = page.locator(".timeline .bar:not(.wave)").first
+        assert column.evaluate("one => getComputedStyle(one).opacity") == "1"
+        wave.focus()
+        page.keyboard.press("Enter")
+        expect(table.locator("tbody tr")).to_have_count(100)
+        expect(table.get_by_role("link", name="shop-web-0", exact=True)).to_be_visible()
+        expect(page.get_by_role("navigation", name="Pages")).to_be_visible()
+        page.get_by_role("link", name="Close the wave").focus()
+        page.keyboard.press("Enter")
+        expect(table.locator("tbody tr")).to_have_count(3)
 
 
 def test_a_standalone_vm_is_seen_by_all_that_its_event_names(page: Page) -> None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from playwright.sync_api import Browser, expect
@@ -22,7 +23,8 @@ from bridge.formats.slack import Slack, SlackSettings
 from bridge.formats.teams import Teams, TeamsSettings
 from bridge.imds.diff import Change
 from bridge.runtime.time import iso_utc
-from tests.support.browser import chromium
+from tests.support.browser import chromium, opened
+from tests.support.console import maintenance, running_console
 from tests.support.npm import node_modules
 from tests.support.samples import change_event, samples, scheduled_event, stored, with_data
 
@@ -149,7 +151,20 @@ def draw_console(browser: Browser, folder: Path) -> None:
         process.terminate()
 
 
+def draw_wave(browser: Browser, folder: Path) -> None:
+    """Draw *Now* of 300 VMs under maintenance, on a desktop and on a phone."""
+    at = datetime.now(UTC)
+    with TemporaryDirectory() as state, running_console(Path(state)) as console:
+        console.send(*maintenance(at))
+        for name, width, height in (("console-wave", 1440, 900), ("console-wave-phone", 390, 844)):
+            with opened(browser, console.url, viewport={"width": width, "height": height}) as page:
+                page.goto("/")
+                expect(page.locator("#live")).to_have_text("Live")
+                page.screenshot(path=folder / f"{name}.png")
+
+
 if __name__ == "__main__":
     with chromium() as chrome:
         draw_chat(chrome, Path(sys.argv[1]).resolve())
         draw_console(chrome, Path(sys.argv[1]).resolve())
+        draw_wave(chrome, Path(sys.argv[1]).resolve())

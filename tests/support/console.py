@@ -213,6 +213,19 @@ def event(
     return scheduled_event(at, **{**given, **more})
 
 
+def maintenance(at: datetime) -> list[bytes]:
+    """Return what 300 VMs of three groups publish, each of which reboots some minutes after another one."""
+    bodies = []
+    for number in range(300):
+        group = ("shop-web", "shop-db", "batch")[number % 3]
+        vm = FleetVm(f"{group}-{number // 3}", group=group)
+        one = event(vm.name, at=at, vms=[vm.name], minutes=20 + number // 6)
+        bodies += [vm.heartbeat(at), vm.change("scheduled", one, at)]
+        if group == "shop-web" and number < 180:
+            bodies.append(vm.prepared(one, at))
+    return bodies
+
+
 def received(*bodies: bytes, now: datetime = NOW) -> list[Received]:
     """Read events as the console does."""
     found = [receive(decode_event(body), body, now=now.timestamp()) for body in bodies]
@@ -293,11 +306,12 @@ def web_of(store: Store, clock: Clock, **more: Any) -> Web:
     )
 
 
-async def ask(web: Web, paths: Sequence[str]) -> dict[str, httpx.Response]:
-    """Return the answers of some addresses; an error of the application is raised."""
+async def ask(web: Web, paths: Sequence[str], shown: str | None = None) -> dict[str, httpx.Response]:
+    """Return the answers of some addresses, for an open page that shows some parts; an error is raised."""
+    headers = {} if shown is None else {"X-Shown": shown}
     transport = httpx.ASGITransport(web.app())
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        return {path: await client.get(path) for path in paths}
+        return {path: await client.get(path, headers=headers) for path in paths}
 
 
 def batch(bodies: Sequence[bytes]) -> bytes:

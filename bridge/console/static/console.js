@@ -78,7 +78,9 @@
     for (const one of page.querySelectorAll("details")) one.open = open.has(name(one));
     for (const part of page.querySelectorAll("[data-part]")) {
       const current = document.getElementById(part.id);
-      if (current) update(current, part);
+      if (!current || "same" in part.dataset) continue;
+      current.dataset.hash = part.dataset.hash; // else the whole part is replaced
+      update(current, part);
     }
     if (focused.isConnected) return;
     const alike = (one) => (focused.href ? one.href === focused.href : one.textContent === focused.textContent);
@@ -124,7 +126,8 @@
 
   async function load() {
     const signal = AbortSignal.timeout(ANSWER_MS);
-    const response = await fetch(location.href, { headers: { accept: "text/html" }, cache: "no-store", redirect: "manual", signal });
+    const shown = [...document.querySelectorAll("[data-hash]")].map((part) => part.dataset.hash).join();
+    const response = await fetch(location.href, { headers: { accept: "text/html", "x-shown": shown }, cache: "no-store", redirect: "manual", signal });
     isExpired = response.type === "opaqueredirect" || response.status === 401 || response.status === 403;
     if (!response.ok && response.status !== 404) throw new Error(`status ${response.status}`);
     const page = new DOMParser().parseFromString(await response.text(), "text/html");

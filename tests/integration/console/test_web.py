@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import itertools
 import json
 import re
@@ -275,7 +276,11 @@ def test_an_event_says_which_vms_are_prepared_and_the_history_counts_those_befor
     assert "2 of 3 VMs would be released unprepared: p-1, p-2." in page
     row = r'class="wide">(?:<a [^>]*>)?(p-\d).*?data-label="Preparation"[^>]*>([^<]*)'
     found = dict(re.findall(row, page, re.DOTALL))
-    assert found == {"p-0": "prepared: 12 s", "p-1": "not prepared: not_prepared", "p-2": "not prepared yet"}
+    assert found == {
+        "p-0": "prepared: 12 s",
+        "p-1": "not prepared: not_prepared",
+        "p-2": "not prepared yet, place 1 in the order of turns",
+    }
     front = console.page("/?group=preparing")
     assert ('data-label="Prepared" class="num">1 of 3' in front, ">2</strong> unprepared" in front) == (
         True,
@@ -294,6 +299,30 @@ def test_an_event_says_which_vms_are_prepared_and_the_history_counts_those_befor
         assert "Prepared before the start: 1 of 3 VMs of started events." in page
 
 
+def test_an_event_says_what_comes_before_it_in_the_order_of_turns(tmp_path: Path) -> None:
+    """Before it: one that has started, and an earlier one; not a Terminate, a later one, or one of other VMs."""
+    with running_console(tmp_path) as console:
+        vm, there = FleetVm("web-0"), FleetVm("web-0", group="other")
+        given = {
+            "started": (2, "Freeze", vm),
+            "earlier": (20, "Reboot", vm),
+            "own": (30, "Reboot", vm),
+            "later": (31, "Reboot", vm),
+            "deleted": (10, "Terminate", vm),
+            "there": (11, "Reboot", there),
+        }
+        for name, (minutes, kind, reporter) in given.items():
+            one = event(name, at=NOW, vms=["web-0", f"{name}-1"], minutes=minutes, type=kind)
+            console.send(reporter.change("scheduled", one, NOW), reporter.prepared(one, NOW))
+            if name == "started":
+                begun = event(name, at=NOW, vms=one.resources, type=kind, EventStatus="Started", NotBefore="")
+                console.send(reporter.change("started", begun, NOW, previous=one))
+        page = console.page(f"/event/{event_id('own')}")
+        assert "<dt>Order of turns</dt><dd>place 3, after 2 events on 4 VMs</dd>" in page
+        assert "not prepared yet, place 3 in the order of turns" in page
+        assert "Order of turns" not in console.page(f"/event/{event_id('deleted')}")
+
+
 @pytest.mark.parametrize(
     ("path", "page"),
     [("/event/A-1/approve", "/event/A-1"), ("/event/A-1/dismiss", "/event/A-1"), ("/fleet/forget", "/fleet")],
@@ -306,10 +335,10 @@ def test_a_form_that_comes_back_as_get_after_a_sign_in_leads_to_its_page(
 
 
 def test_each_list_that_is_cut_says_how_many_more_there_are(tmp_path: Path) -> None:
-    """60 VMs are silent, have ended an event within the hour, lost events and miss one; 60 more events are open."""
+    """60 VMs ended an event, lost events and miss one; 60 others have an event and are not watched."""
     with shown(tmp_path, NOW) as seen:
         for number in range(60):
-            vm = FleetVm(f"cut-{number}", tags={"n": str(number)})
+            vm = FleetVm(f"cut-{number}", tags={f"n{one}": str(number) for one in range(4)})
             ended = event(f"ended-{number}", at=NOW, vms=[vm.name])
             bodies = [vm.change("scheduled", ended, NOW), vm.loss(NOW)]
             vm.next()
@@ -318,20 +347,53 @@ def test_each_list_that_is_cut_says_how_many_more_there_are(tmp_path: Path) -> N
             )
             seen.add(vm.heartbeat(NOW + timedelta(minutes=5)), at=NOW + timedelta(minutes=5))
             open_one = event(f"open-{number}", at=NOW, vms=[f"open-{number}"], minutes=600)
-            seen.add(FleetVm("other", group="o").change("scheduled", open_one, NOW), at=NOW)
+            other = FleetVm(f"other-{number}", group=f"o-{number}")
+            seen.add(other.change("scheduled", open_one, NOW), at=NOW)
+        web = FleetVm("web-0")
+        for number in range(560):
+            at = NOW + timedelta(seconds=number / 2)
+            seen.add(web.change("updated", event("changes", at=NOW, minutes=15 + number), at), at=at)
         seen.clock.advance(300)
-        found = asyncio.run(ask(web_of(seen.store, seen.clock), ["/", "/history"]))
-        front, past = (found[path].text for path in ("/", "/history"))
-    assert "The last 50, without 10 more" in front
-    assert ("54 more events" in front, "50 more: <a" in front) == (True, True)
-    assert ("10 more losses" in past, "10 more VMs" in past) == (True, True)
-    assert "1 to 100 of 120 events" in past
+        paths = ["/", "/fleet", "/history", f"/event/{event_id('changes')}"]
+        found = asyncio.run(ask(web_of(seen.store, seen.clock), paths))
+    texts = [set(re.findall("\\d+ more [A-Za-z]+", found[path].text)) for path in paths]
+    assert texts == [
+        {"10 more events", "55 more bars", "50 more VMs", "40 more tags"},
+        {"40 more tags"},
+        {"10 more VMs", "10 more reports", "40 more tags"},
+        {"60 more reports", "510 more CloudEvents"},
+    ]
+    assert "1 to 100 of 121 events" in found["/history"].text
 
 
 def test_a_page_is_compressed_and_the_stream_is_not(console: RunningConsole) -> None:
     assert console.get("/").headers["Content-Encoding"] == "gzip"
     with requests.get(f"{console.url}/live", stream=True, timeout=9) as stream:
         assert "Content-Encoding" not in stream.headers
+
+
+@pytest.mark.parametrize("path", ["/", "/fleet", "/history", f"/event/{event_id('parts')}", "/no-such-page"])
+def test_an_open_page_gets_only_the_parts_that_have_changed(tmp_path: Path, path: str) -> None:
+    with shown(tmp_path, NOW) as seen:
+        waiting = event("parts", at=NOW, vms=["web-0"], minutes=120)
+        seen.add(FleetVm("web-0").change("scheduled", waiting, NOW), at=NOW)
+        web = web_of(seen.store, seen.clock)
+        whole = asyncio.run(ask(web, [path]))[path].text
+        hashes = ",".join(re.findall('data-hash="([^"]+)"', whole))
+        parts = set(re.findall('id="(part-[a-z]+)" data-', whole))
+        seen.clock.advance(4)
+        assert changed(asyncio.run(ask(web, [path], shown=hashes))[path].text) <= {"part-timeline"}
+        seen.add(FleetVm("web-1").heartbeat(NOW), at=NOW)
+        again = asyncio.run(ask(web, [path], shown=hashes))[path].text
+    expected = {"/": {"part-summary"}, "/fleet": {"part-summary", "part-fleet"}}
+    assert changed(again) - {"part-timeline"} == expected.get(path, set())
+    assert set(re.findall('id="(part-[a-z]+)" data-', again)) == parts
+    assert ("<form" in again, "data-version=" in again) == (False, True)
+
+
+def changed(page: str) -> set[str]:
+    """Return the parts of a page that are not left out."""
+    return set(re.findall('id="(part-[a-z]+)" data-hash', page))
 
 
 def test_the_page_of_an_event_that_has_not_arrived_waits_for_it(console: RunningConsole) -> None:
@@ -404,12 +466,11 @@ def test_a_table_of_more_than_a_hundred_has_pages(tmp_path: Path) -> None:
     with running_console(tmp_path) as console:
         for group in range(5):
             vms = [FleetVm(f"web-{number}", group=f"g{group}") for number in range(50)]
-            console.send(
-                *(
-                    vm.change("scheduled", event(f"{vm.group}/{vm.name}", at=NOW, vms=[vm.name]), NOW)
-                    for vm in vms
-                )
-            )
+            apart = [
+                event(f"{vm.group}/{vm.name}", at=NOW, vms=[vm.name], minutes=16 * number)  # no wave
+                for number, vm in enumerate(vms, 1)
+            ]
+            console.send(*(vm.change("scheduled", one, NOW) for vm, one in zip(vms, apart, strict=True)))
         for path in ("/?page=2", "/fleet?view=table&page=2", "/history?days=90&page=2"):
             page = console.page(path)
             assert "101 to 200 of 250" in page
@@ -417,8 +478,34 @@ def test_a_table_of_more_than_a_hundred_has_pages(tmp_path: Path) -> None:
         assert "201 to 250 of 250" in console.page("/?page=99")
         assert "1 to 50 of 50 events" not in console.page("/?group=g1")
         page = console.page("/?page=2")
-        assert "<summary>94 more events</summary>" in page
-        assert "It has the events of this page: 101 to 200 of 250." in page
+        assert "<summary>94 more bars</summary>" in page
+        assert "It has the lines of this page: 101 to 200 of 250." in page
+
+
+def test_a_wave_is_a_line_that_opens_and_closes_and_pages_like_all_events(tmp_path: Path) -> None:
+    with running_console(tmp_path) as console:
+        for start in range(0, 240, 60):
+            vms = [FleetVm(f"web-{number}") for number in range(start, start + 60)]
+            console.send(
+                *(
+                    vm.change("scheduled", event(vm.name, at=NOW, vms=[vm.name], minutes=30), NOW)
+                    for vm in vms
+                )
+            )
+        console.send(
+            FleetVm("db-0").change("scheduled", event("db", at=NOW, vms=["db-0"], type="Freeze"), NOW)
+        )
+        front = console.page("/?window=4h")
+        assert "240 Reboots of shop, 240 VMs, until" in front
+        assert front.count("<tr><td>") == 1
+        (address, *others) = set(re.findall(r'href="(/\?window=4h&amp;wave=[^"]+)"', front))
+        assert not others
+        opened = console.page(html.unescape(address))
+        assert ("1 to 100 of 240 lines" in opened, "db-0" in opened) == (True, False)
+        assert len(re.findall('<td class="wide"><a href="/event/', opened)) == 100
+        (more,) = re.findall('rel="next" href="([^"]+)', opened)
+        assert "101 to 200 of 240 lines" in console.page(html.unescape(more))
+        assert "This wave is over" in console.page(f"/?wave={event_id('db')}")
 
 
 def test_the_cells_of_a_large_fleet_have_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,8 +530,8 @@ def test_more_losses_than_the_page_shows_are_counted(tmp_path: Path) -> None:
             vm.next()  # does not arrive
         console.send(*(vm.heartbeat(NOW) for vm in vms))
         page = console.page("/history").split('id="losses"')[1]
-    assert "2 more losses" in page
-    assert "2 more VMs with gaps" in page
+    assert "2 more reports" in page
+    assert "2 more VMs: " in page
     assert page.count("published event missing") == 50
 
 

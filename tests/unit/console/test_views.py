@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from bridge.console import fleet, history, now
-from bridge.console.rows import EventRow, Filter, ReportRow, VmRow, read_filter
+from bridge.console.rows import DAY, EventRow, Filter, OpenRow, ReportRow, VmRow, read_filter
 from bridge.console.story import notice_text, story, witnesses
+from bridge.console.waves import Wave, wave_of, waves
 from tests.support.console import FleetVm, event, received
 
 AT = 1_763_640_000.0
@@ -34,9 +35,26 @@ ROW = EventRow(
     due="1h",
     key="e-1",
 )
+OPEN = OpenRow(
+    key="e-1",
+    due="1h",
+    starts_at=AT + 600,
+    event_type="Reboot",
+    event_source="Platform",
+    subscription="s",
+    group="shop",
+    status="Scheduled",
+    duration_seconds=-1,
+    prepared=None,
+    resources='["web-0", "web-1"]',
+)
 STARTED = replace(ROW, status="Started", started_at=AT - 5, starts_at=AT - 5, due="started")
 VM = VmRow(name="web-0", group="shop", zone="1", alive_at=AT - 60, scope=1, folded="web-0")
 WITH_EVENT: dict[str, Any] = {"event_id": "E-1", "event_type": "Reboot", "event": "Scheduled"}
+
+
+def alone(**changes: Any) -> Wave:
+    return Wave((OPEN._replace(**changes),))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +88,7 @@ def test_a_group_says_how_many_of_its_vms_have_events_or_are_not_watched() -> No
 
 
 def test_a_bar_starts_at_not_before_and_is_hatched_if_the_duration_is_unknown() -> None:
-    (first, second), _ = now.timeline([ROW, replace(ROW, duration_seconds=9)], AT, "24h").bars
+    (first, second), _ = now.timeline([alone(), alone(duration_seconds=9)], AT, "24h").bars
     assert first.x == second.x == now.place(600, now.WINDOWS["24h"])
     assert (first.is_hatched, second.is_hatched) == (True, False)
     assert first.width > second.width > 0
@@ -79,24 +97,87 @@ def test_a_bar_starts_at_not_before_and_is_hatched_if_the_duration_is_unknown() 
 @pytest.mark.parametrize("window", now.WINDOWS)
 @pytest.mark.parametrize("start", [-1e9, -60.0, 0.0, 60.0, 3000.0])
 def test_every_bar_lies_within_the_timeline(window: str, start: float) -> None:
-    for one in (ROW, STARTED):
-        (bar,), _ = now.timeline([replace(one, starts_at=AT + start)], AT, window).bars
+    for given in ({}, {"status": "Started", "due": "started"}):
+        (bar,), _ = now.timeline([alone(starts_at=AT + start, **given)], AT, window).bars
         assert bar.x >= 0
         assert bar.x + bar.width <= 100.01
 
 
 def test_events_after_the_window_are_counted() -> None:
-    found = now.timeline([ROW, replace(ROW, starts_at=AT + 2 * now.WINDOWS["24h"])], AT, "24h")
-    assert (len(found.bars[0]), found.later) == (1, 1)
+    late = OPEN._replace(starts_at=AT + 2 * now.WINDOWS["24h"])
+    found = now.timeline([alone(), Wave((late, late))], AT, "24h")
+    assert (len(found.bars[0]), found.later) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("starts", "changes", "expected"),
+    [
+        ((0, 899, 1798), {}, [3]),  # each within 15 minutes of the next
+        ((0, 901), {}, [1, 1]),
+        ((0, None, None), {}, [1, 1, 1]),
+        *(
+            ((0, 0), {name: "other"}, [1, 1])
+            for name in ("event_type", "event_source", "subscription", "group")
+        ),
+        ((0, 60), {"due": "started", "status": "Started"}, [2]),
+    ],
+)
+def test_events_of_one_type_source_and_group_are_a_wave_while_each_starts_soon_after_another(
+    starts: tuple[float | None, ...], changes: dict[str, Any], expected: list[int]
+) -> None:
+    events = [OPEN._replace(key=f"{at}", starts_at=at) for at in starts]
+    events[-1] = events[-1]._replace(**changes)
+    assert [len(one.events) for one in waves(events)] == expected
+
+
+def test_waves_are_in_the_order_of_their_most_urgent_event_and_so_are_the_events_of_each() -> None:
+    late = OPEN._replace(key="late", due="later", starts_at=AT + 9000, group="other")
+    events = [
+        OPEN._replace(key="2", due="overdue", starts_at=AT),
+        late,
+        OPEN._replace(key="1", starts_at=AT - 9),
+    ]
+    found = waves(events)
+    assert [[event.key for event in one.events] for one in found] == [["2", "1"], ["late"]]
+    assert (found[0].key, found[0].starts) == ("1", (AT - 9, AT))
+    assert [one and one.key for one in (wave_of(found, "2"), wave_of(found, "late"), wave_of(found, ""))] == [
+        "1",
+        None,
+        None,
+    ]
+
+
+def test_a_wave_is_told_in_one_line_with_each_vm_once_and_what_needs_attention() -> None:
+    events = [
+        OPEN._replace(key=f"{number}", resources=f'["WEB-0", "vm-{number}"]', prepared=number % 2)
+        for number in range(24)
+    ]
+    dues = {0: "overdue", 1: "overdue", 2: "started"}
+    events = [event._replace(due=dues.get(place, "1h")) for place, event in enumerate(events)]
+    (found,) = waves(events)
+    assert found.text == ("24 Reboots of shop, 25 VMs, until", "; 12 prepared; 1 in progress; 2 overdue")
+    none_prepared = Wave((OPEN._replace(event_type="", group="", prepared=0),) * 2)
+    assert none_prepared.text == ("2 Events, 2 VMs, until", "; 0 prepared")
+
+
+def test_the_bar_of_a_wave_reaches_from_its_first_start_to_its_last_end_with_its_density() -> None:
+    events = [OPEN._replace(starts_at=AT + at, duration_seconds=60) for at in (3600, 3600, 3600, 4200)]
+    (bar,), _ = now.timeline(waves(events), AT, "24h").bars
+    assert bar.x == now.place(3600, DAY)
+    assert bar.x + bar.width == pytest.approx(max(now.place(4260, DAY), now.place(4200, DAY) + 0.8))
+    assert [(x, height) for x, _, height in bar.columns] == [
+        (bar.x, now.BAR_HEIGHT),
+        (pytest.approx(now.place(4200, DAY), abs=now.COLUMN_WIDTH), now.BAR_HEIGHT // 3),
+    ]
 
 
 @pytest.mark.parametrize(("events", "bars"), [(40, (40, 0)), (41, (6, 35))])
 def test_above_forty_events_the_timeline_shows_the_first_ones_and_the_others_on_demand(
     events: int, bars: tuple[int, int]
 ) -> None:
-    found = now.timeline([replace(ROW, key=f"{one}") for one in range(events)], AT, "24h")
+    found = now.timeline([alone(key=f"{one}") for one in range(events)], AT, "24h")
     assert tuple(map(len, found.bars)) == bars
-    assert [bar.event.key for some in found.bars for bar in some] == [f"{one}" for one in range(events)]
+    assert [bar.wave.key for some in found.bars for bar in some] == [f"{one}" for one in range(events)]
 
 
 def test_the_tiles_count_what_they_link_to() -> None:

@@ -1,0 +1,97 @@
+"""Waves: many events of one type, source and group, one soon after the other, are one line of the page Now."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from bridge.console import rows
+from bridge.console.rows import MINUTE, EventRow, Filter, OpenRow
+from bridge.formats.text import describe_wave
+from bridge.imds.document import fold_name
+from bridge.runtime.text import sanitize
+
+WAVE_SECONDS = 15 * MINUTE  # at most, between one start and the next
+_STATES = {"started": "in progress", "overdue": "overdue", "gone": "probably gone"}
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Events of one type, source and group, the most urgent first; of only one, `row` is what the page shows."""
+
+    events: tuple[OpenRow, ...]
+    row: EventRow | None = None
+
+    @property
+    def key(self) -> str:
+        """What an address names it by: an event that is one of the last to leave it."""
+        return self.events[-1].key
+
+    @property
+    def first(self) -> OpenRow:
+        """The most urgent event."""
+        return self.events[0]
+
+    @cached_property
+    def resources(self) -> tuple[str, ...]:
+        """The VMs that the events name, each once."""
+        named = (name for event in self.events for name in json.loads(event.resources))
+        return tuple({fold_name(name): name for name in named}.values())
+
+    @cached_property
+    def starts(self) -> tuple[float, float]:
+        """When the first and the last of several events starts."""
+        known = [event.starts_at for event in self.events if event.starts_at is not None]
+        return min(known), max(known)
+
+    @cached_property
+    def text(self) -> tuple[str, str]:
+        """What it is in words, around the time of its last start; see `describe_wave`."""
+        prepared = [event.prepared for event in self.events if event.prepared is not None]
+        states = {"prepared": sum(prepared)} if prepared else {}
+        for due, words in _STATES.items():
+            if number := sum(event.due == due for event in self.events):
+                states[words] = number
+        noun, group = sanitize(self.first.event_type, 40) or "Event", sanitize(self.first.group, 90)
+        return describe_wave(
+            len(self.events), noun, "until", group=group, vms=len(self.resources), states=states
+        )
+
+
+def waves(events: Iterable[OpenRow]) -> list[Wave]:
+    """Group events that are in the order of their urgency, and return the groups in that order.
+
+    An event whose start is unknown is alone.
+    """
+    found: list[list[tuple[int, OpenRow]]] = []
+    last = None
+    for place, event in sorted(enumerate(events), key=lambda one: _by_start(one[1])):
+        if last is None or last.kind != event.kind or not _is_soon(last.starts_at, event.starts_at):
+            found.append([])
+        found[-1].append((place, event))
+        last = event
+    return [Wave(tuple(event for _, event in some)) for some in sorted(map(sorted, found))]
+
+
+def _by_start(event: OpenRow) -> tuple[object, ...]:
+    return event.kind, event.starts_at is None, event.starts_at
+
+
+def _is_soon(last: float | None, start: float | None) -> bool:
+    return last is not None and start is not None and start - last <= WAVE_SECONDS
+
+
+def with_rows(store: sqlite3.Connection, found: Sequence[Wave], wanted: Filter) -> list[Wave]:
+    """Return waves with the row of each that is of one event."""
+    alone = rows.events_of(store, [wave.key for wave in found if len(wave.events) == 1])
+    of_keys = {row.key: row for row in rows.mine_first(store, alone, wanted)}
+    return [replace(wave, row=of_keys.get(wave.key)) for wave in found]
+
+
+def wave_of(found: Sequence[Wave], key: str) -> Wave | None:
+    """Return the wave that has an event, None if none of several events has it."""
+    some = (one for one in found if len(one.events) > 1 and any(event.key == key for event in one.events))
+    return next(some, None)
