@@ -95,7 +95,11 @@ def describe_process(registry: CollectorRegistry) -> None:
 
 
 class Meter:
-    """Counts what happens; every series that is known beforehand starts at zero. Any thread may call it."""
+    """Counts what happens; every series that is known beforehand starts at zero. Any thread may call it.
+
+    `approved` counts the seconds from a command's arrival to IMDS's answer to its POST, `unprepared` an event of this
+    VM that started although a rule's program had not succeeded, `jumped` a jump of the wall clock.
+    """
 
     def __init__(self, registry: CollectorRegistry, sinks: Iterable[str]) -> None:
         """Prepare all series.
@@ -136,21 +140,19 @@ class Meter:
         for outcome, reasons in RECEIPT_REASONS.items():
             for reason in reasons:
                 self._decided.labels(outcome.lower(), reason)
-        self._approvals = histogram(
-            "approval_seconds", "From a command's arrival to IMDS's answer to the POST.", _REQUEST_SECONDS
-        )
+        text = "From a command's arrival to IMDS's answer to the POST."
+        self.approved = histogram("approval_seconds", text, _REQUEST_SECONDS).observe
         text = "Programs of auto rules that have ended, by result."
         self._prepared = counter("prepared_total", text, result=PREPARED_RESULTS)
         self._prepare_seconds = histogram(
             "prepare_seconds", "How long programs of auto rules took that succeeded.", _PREPARE_SECONDS
         )
-        self._unprepared = counter(
-            "started_unprepared_total",
-            "Events of this VM that started although a rule's program had not succeeded.",
-        )
+        text = "Events of this VM that started although a rule's program had not succeeded."
+        self.unprepared = counter("started_unprepared_total", text).inc
         text = "Programs that put the VM back to work that have ended, by result."
         self._recovered = counter("recovered_total", text, result=PREPARED_RESULTS)
-        self._jumps = counter("clock_jumps_total", "Jumps of the wall clock by more than a minute.")
+        text = "Jumps of the wall clock by more than a minute."
+        self.jumped = counter("clock_jumps_total", text).inc
         describe_process(registry)
 
     @contextmanager
@@ -194,10 +196,6 @@ class Meter:
         if seconds is not None:
             self._waited.labels(sink).observe(seconds)
 
-    def approved(self, seconds: float) -> None:
-        """Count the time from a command's arrival to IMDS's answer to its POST."""
-        self._approvals.observe(seconds)
-
     def prepared(self, result: str, seconds: float) -> None:
         """Count a program of an auto rule that has ended, with one of PREPARED_RESULTS."""
         self._prepared.labels(result).inc()
@@ -207,14 +205,6 @@ class Meter:
     def recovered(self, result: str) -> None:
         """Count a program that puts the VM back to work and has ended, with one of PREPARED_RESULTS."""
         self._recovered.labels(result).inc()
-
-    def unprepared(self) -> None:
-        """Count an event of this VM that started although a rule's program had not succeeded."""
-        self._unprepared.inc()
-
-    def jumped(self) -> None:
-        """Count a jump of the wall clock."""
-        self._jumps.inc()
 
 
 class StatusCollector(Collector):
