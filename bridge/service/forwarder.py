@@ -214,7 +214,11 @@ class Forwarder:
             self._ended |= before.known.keys() - watch.known.keys()
         counted = self._counted(changes, are_repeated=before.document is None)
         is_witness = gap_seconds is not None and self._is_witness(before, document, changes)
-        scheduled = self._scheduled_events(document, counted)
+        reporter = self._identity.reporter()
+        scheduled = [
+            reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation)
+            for change, count in counted
+        ]
         ids = [event.id for event in scheduled]
         own = [] if is_witness else self._own_events(before, document, ids)
         records: dict[tuple[str, str], Any] = {(STATE, WATCH): watch.dump()}
@@ -242,14 +246,6 @@ class Forwarder:
         ]
         return [
             (change, max(0, count - (are_repeated and change.previous is None))) for change, count in counts
-        ]
-
-    def _scheduled_events(self, document: Document, changes: list[tuple[Change, int]]) -> list[CloudEvent]:
-        """Build the events that report the changes; a document event, or a heartbeat, lists their ids."""
-        reporter = self._identity.reporter()
-        return [
-            reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation)
-            for change, count in changes
         ]
 
     def _own_events(self, before: Watch, document: Document, ids: Sequence[str]) -> list[CloudEvent]:
