@@ -24,14 +24,7 @@ from azure.servicebus.exceptions import (
     SessionCannotBeLockedError,
 )
 
-from bridge.azure.internals import (
-    close_socket_on_close,
-    fault_of,
-    is_shut_down,
-    keep_what_arrives,
-    release,
-    renew_locks,
-)
+from bridge.azure import internals
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.azure.servicebus import (
     IDLE_LIMIT_SECONDS,
@@ -150,7 +143,7 @@ class Connection:
     def settle(self, batch: Sequence[tuple[ReceivedMessage, Settlement]]) -> None:
         """Carry out settlements."""
         if released := [message.handle for message, settlement in batch if settlement.is_released]:
-            release(self.receiver, released)
+            internals.release(self.receiver, released)
             self.paused_until = self.clock.monotonic() + RELEASE_PAUSE_SECONDS
         for message, settlement in batch:
             if not settlement.is_released:
@@ -188,7 +181,7 @@ class Connection:
     def _renew_messages(self, messages: list[ReceivedMessage]) -> None:
         """Renew the locks of messages together, or each alone if one of them is lost."""
         try:
-            expirations = renew_locks(self.receiver, [message.handle for message in messages])
+            expirations = internals.renew_locks(self.receiver, [message.handle for message in messages])
         except MessageLockLostError as error:
             if len(messages) > 1:
                 for message in messages:
@@ -321,8 +314,8 @@ class BusReceiver:
         self._credential = self._credential or make_credential(self.settings)
         client = connect(self.settings, credential=self._credential)
         receiver = _receiver(client, self.settings, session)
-        close_socket_on_close(receiver)
-        keep_what_arrives(receiver)
+        internals.close_socket_on_close(receiver)
+        internals.keep_what_arrives(receiver)
         receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
         return Connection(
             client=client,
@@ -420,7 +413,7 @@ class BusReceiver:
             with contextlib.suppress(Exception):
                 self._carry_out_settlements(connection, 0.0)
                 handles = [message.handle for message in connection.unsettled]
-                self._call(lambda: release(connection.receiver, handles), STOP_SECONDS)
+                self._call(lambda: internals.release(connection.receiver, handles), STOP_SECONDS)
         self._close()
 
 
@@ -447,7 +440,7 @@ def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") 
 
 
 def _check_open(receiver: ServiceBusReceiver, address: str) -> None:
-    if is_shut_down(receiver):
+    if internals.is_shut_down(receiver):
         raise Unavailable(f"{address}: the SDK has closed its receiver")
 
 
@@ -473,7 +466,7 @@ def convert(received: ServiceBusReceivedMessage, *, may_have_waited: bool = True
         enqueued_at=_try(lambda: received.enqueued_time_utc),
         sequence_number=number,
         may_have_waited=may_have_waited,
-        fault=fault_of(received),
+        fault=internals.fault_of(received),
         handle=received,
     )
 
