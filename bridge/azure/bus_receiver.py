@@ -12,12 +12,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from azure.servicebus import (
-    ServiceBusClient,
-    ServiceBusReceivedMessage,
-    ServiceBusReceiveMode,
-    ServiceBusReceiver,
-)
+from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage, ServiceBusReceiver
 from azure.servicebus.exceptions import (
     MessageAlreadySettled,
     MessageLockLostError,
@@ -445,9 +440,7 @@ def _check_open(receiver: ServiceBusReceiver, address: str) -> None:
 
 
 def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str) -> ServiceBusReceiver:
-    options: dict[str, Any] = {"receive_mode": ServiceBusReceiveMode.PEEK_LOCK}
-    if session:
-        options["session_id"] = session
+    options: dict[str, Any] = {"session_id": session} if session else {}
     if settings.subscription:
         return client.get_subscription_receiver(settings.topic, settings.subscription, **options)
     return client.get_queue_receiver(settings.queue, **options)
