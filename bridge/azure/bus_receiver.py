@@ -13,11 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage, ServiceBusReceiver
-from azure.servicebus.exceptions import (
-    MessageAlreadySettled,
-    MessageLockLostError,
-    SessionCannotBeLockedError,
-)
+from azure.servicebus import exceptions as sdk
 
 from bridge.azure import internals
 from bridge.azure.receiver import ReceivedMessage, Settlement
@@ -154,7 +150,7 @@ class Connection:
                 )
             else:
                 self.receiver.complete_message(message.handle)
-        except (MessageLockLostError, MessageAlreadySettled) as error:
+        except (sdk.MessageLockLostError, sdk.MessageAlreadySettled) as error:
             log.info("one of the %s could not be settled and will be delivered again: %s", self.what, error)
 
     def locks_to_renew(self) -> Iterator[Callable[[], None]]:
@@ -177,7 +173,7 @@ class Connection:
         """Renew the locks of messages together, or each alone if one of them is lost."""
         try:
             expirations = internals.renew_locks(self.receiver, [message.handle for message in messages])
-        except MessageLockLostError as error:
+        except sdk.MessageLockLostError as error:
             if len(messages) > 1:
                 for message in messages:
                     self._renew_messages([message])
@@ -427,7 +423,7 @@ def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") 
 
     address = address_of(settings)
     try:
-        with mapped_errors(address), contextlib.suppress(SessionCannotBeLockedError):
+        with mapped_errors(address), contextlib.suppress(sdk.SessionCannotBeLockedError):
             return Worker("servicebus-check").call(look, limit_seconds=OPEN_SECONDS + SETTLE_SECONDS)
     except HungError as error:
         raise Unavailable(f"{address}: {error}") from error
