@@ -30,6 +30,7 @@ from bridge.formats.text import format_relative
 from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, is_among
 from bridge.runtime.program import Run
+from bridge.runtime.text import printable
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import iso_utc
 from bridge.service.answers import AnswerBatch, command_data, dead_letter
@@ -203,12 +204,11 @@ class Listener:
                 signed_id="" if self.settings.signing_secrets is None else signed_id(message.properties),
             )
         except ValueError as error:
-            self._answers.refuse(
-                message, "malformed", str(error), command_id=find_id(body, message.properties)
-            )
+            known = {"Id": find_id(body, message.properties) or printable(message.message_id)}
+            self._answers.refuse(message, "malformed", str(error), known)
             return None
         if fault := self._signature_fault(message, body):
-            self._answers.refuse(message, "bad_signature", fault, command=command)
+            self._answers.refuse(message, "bad_signature", fault, command_data(command))
             return None
         return command
 
