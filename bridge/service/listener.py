@@ -83,9 +83,7 @@ class Listener:
         self._runs: dict[Place, Run] = {}
         self._pending: dict[str, Pending] = {}
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
-        self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
-        if self.receiver:
-            self.receiver.receive_until(self._rest_from)
+        self._expect_commands()
 
     def run(self) -> None:
         """Decide until the stop; messages that are not decided by then are delivered again."""
@@ -126,8 +124,7 @@ class Listener:
         identity.resolve(at_once=bool(document and document.events))
         is_free = not (identity.resolved and (self._pending or self._runs))
         if is_free and self._bridge_events.follow_name() and self.receiver:
-            self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
-            self.receiver.receive_until(self._rest_from)
+            self._expect_commands()
 
     @property
     def _rules(self) -> Rules:
@@ -177,9 +174,13 @@ class Listener:
         events = document.events.values() if document else ()
         is_open = not document or self._pending or self._passed_since
         if is_open or any(map(self._may_be_approved, events)):
-            self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
-            if self.receiver:
-                self.receiver.receive_until(self._rest_from)
+            self._expect_commands()
+
+    def _expect_commands(self) -> None:
+        """Have commands received for AWAIT_SECONDS from now on."""
+        self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
+        if self.receiver:
+            self.receiver.receive_until(self._rest_from)
 
     def _may_be_approved(self, event: ScheduledEvent) -> bool:
         is_in_scope = self.settings.policy.scope == "group" or is_among(self._vm_name(), event.resources)
