@@ -387,9 +387,7 @@ class BusReceiver:
     def _forget(self) -> Connection | None:
         """Forget the connection, and return it; what was received is delivered again when its locks expire."""
         connection, self._connection = self._connection, None
-        with contextlib.suppress(Empty):
-            while True:
-                self._arrived.get_nowait()
+        list(self.messages(0.0))
         return connection
 
     def _close(self) -> None:
