@@ -144,9 +144,8 @@ class Meter:
         self.approved = histogram("approval_seconds", text, _REQUEST_SECONDS).observe
         text = "Programs of auto rules that have ended, by result."
         self._prepared = counter("prepared_total", text, result=PREPARED_RESULTS)
-        self._prepare_seconds = histogram(
-            "prepare_seconds", "How long programs of auto rules took that succeeded.", _PREPARE_SECONDS
-        )
+        text = "How long programs of auto rules took that succeeded."
+        self._prepare_seconds = histogram("prepare_seconds", text, _PREPARE_SECONDS)
         text = "Events of this VM that started although a rule's program had not succeeded."
         self.unprepared = counter("started_unprepared_total", text).inc
         text = "Programs that put the VM back to work that have ended, by result."
@@ -255,11 +254,8 @@ class StatusCollector(Collector):
             text = "Since a program took this VM out of work that is not put back; 0 while it works."
             yield _single("out_of_work_seconds", text, max(ages))
         yield from _of_sinks(status.sinks or {}, now)
-        yield _gauge(
-            "unconfigured_backlog_events",
-            "Events that wait for a sink that is not configured.",
-            *(("sink",), status.left_sinks or {}),
-        )
+        text = "Events that wait for a sink that is not configured."
+        yield _gauge("unconfigured_backlog_events", text, ("sink",), status.left_sinks or {})
 
 
 def _of_imds(flow: ForwardStatus, now: datetime, began_at: datetime) -> Iterator[Metric]:
