@@ -28,8 +28,8 @@ from bridge.approvals.state import (
 )
 from bridge.approvals.turns import deadline, give_turns
 from bridge.config.approvals import AutoSettings
-from bridge.imds.diff import GRACE_SECONDS
-from bridge.imds.document import STARTED, Document, ScheduledEvent
+from bridge.imds.diff import GRACE_SECONDS, is_reset
+from bridge.imds.document import STARTED, ScheduledEvent
 
 AGAIN_SECONDS = 5.0  # before a program that has failed runs again, doubled each time up to the limit
 AGAIN_LIMIT_SECONDS = 300.0
@@ -88,12 +88,12 @@ def _follow(before: State, seen: Seen, to: Carrier) -> State:
         stay = Stay(since=seen.at)
         old = {key: replace(one, prepared={}, stay=stay) for key, one in before.events.items()}
         before = replace(before, events=old)
-    is_reset = _is_reset(before, document)
+    has_reset = is_reset(before.incarnation, document.incarnation)
     events = {
         key: _shown(before.events.get(key), event, before, seen) for key, event in document.events.items()
     }
     for key, one in before.events.items():
-        if key not in events and (held := _held(one, seen, is_reset=is_reset)):
+        if key not in events and (held := _held(one, seen, has_reset=has_reset)):
             events[key] = held
     for key, one in before.events.items():
         _tell_change(one, events.get(key), to)
@@ -104,12 +104,6 @@ def _follow(before: State, seen: Seen, to: Carrier) -> State:
         incarnation=before.incarnation if document.incarnation is None else document.incarnation,
         events=events,
     )
-
-
-def _is_reset(before: State, document: Document) -> bool:
-    if before.incarnation is None or document.incarnation is None:
-        return False
-    return document.incarnation < before.incarnation
 
 
 def _shown(known: EventState | None, event: ScheduledEvent, before: State, seen: Seen) -> EventState:
@@ -135,9 +129,9 @@ def _shown(known: EventState | None, event: ScheduledEvent, before: State, seen:
     )
 
 
-def _held(one: EventState, seen: Seen, *, is_reset: bool) -> EventState | None:
+def _held(one: EventState, seen: Seen, *, has_reset: bool) -> EventState | None:
     """Return what is kept of an event that is not shown: it may be in an unreadable entry, or a reset has lost it."""
-    until = seen.steady + GRACE_SECONDS if is_reset else one.missing_until
+    until = seen.steady + GRACE_SECONDS if has_reset else one.missing_until
     if len(seen.document.invalid_entries) > one.unreadable:
         return replace(one, sight="unread", missing_until=until)
     if until is None or until <= seen.steady:
