@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from http import HTTPStatus
+from operator import itemgetter
 
 from bridge.approvals.policy import Decision
 from bridge.approvals.state import EventState, Stay, Tries
@@ -177,15 +178,12 @@ class ImdsApprover:
         except ImdsError as error:
             log.warning("the POST has failed: %s", error)
             return self._failed(events, error, self.clock.monotonic() - began)
-        accepted = Decision(outcome="accepted", reason="approved")
         now = self.clock.now()
-        return Posted(
-            decided={one.event.key: replace(accepted, event=one.event) for one in events},
-            stays={
-                one.event.key: replace(one.stay, approved_at=now, is_settled=True, tries=None)
-                for one in events
-            },
-        )
+        decided, stays = dict[str, Decision](), dict[str, Stay]()
+        for one in events:
+            decided[one.event.key] = Decision(outcome="accepted", reason="approved", event=one.event)
+            stays[one.event.key] = replace(one.stay, approved_at=now, is_settled=True, tries=None)
+        return Posted(decided=decided, stays=stays)
 
     def _failed(self, events: Sequence[EventState], error: ImdsError, took_seconds: float) -> Posted:
         is_refused = error.status is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
@@ -215,10 +213,8 @@ class ImdsApprover:
     def _approve(self, events: Sequence[EventState]) -> None:
         document = self.reading.document
         for event in (one.event for one in events):
-            names = ", ".join(event.resources)
-            log.info(
-                "approving %s of %s", event.raw.get("EventType"), names, extra={"event_id": event.event_id}
-            )
+            given = event.raw.get("EventType"), ", ".join(event.resources)
+            log.info("approving %s of %s", *given, extra={"event_id": event.event_id})
         tries = events[0].stay.tries
         limit_seconds = min(CALL_SECONDS, 2.0**tries.count) if tries else CALL_SECONDS
         event_ids = [one.event.event_id for one in events]
@@ -226,13 +222,8 @@ class ImdsApprover:
         self.imds.approve(event_ids, incarnation=incarnation, limit_seconds=limit_seconds)
 
 
-def choose(wanted: Iterable[EventState], at: float) -> list[EventState]:
+def choose(wanted: Collection[EventState], at: float) -> list[EventState]:
     """Choose the events of the next POST: all that were never tried, else one that is due again at an instant."""
-    untried, tried = list[EventState](), list[tuple[float, EventState]]()
-    for one in wanted:
-        if one.stay.tries:
-            tried.append((one.stay.tries.next_at, one))
-        else:
-            untried.append(one)
-    next_at, first = min(tried, key=lambda pair: pair[0], default=(math.inf, None))
-    return untried or ([first] if first and next_at <= at else [])
+    due = [(tries.next_at, one) for one in wanted if (tries := one.stay.tries) and tries.next_at <= at]
+    untried = [one for one in wanted if not one.stay.tries]
+    return untried or [one for _, one in sorted(due, key=itemgetter(0))[:1]]

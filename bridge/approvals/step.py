@@ -5,7 +5,7 @@ What a program is started for is in the state that the step returns, which is co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Protocol
@@ -28,8 +28,8 @@ from bridge.approvals.state import (
 )
 from bridge.approvals.turns import deadline, give_turns
 from bridge.config.approvals import AutoSettings
-from bridge.imds.diff import GRACE_SECONDS
-from bridge.imds.document import STARTED, Document, ScheduledEvent
+from bridge.imds.diff import GRACE_SECONDS, is_reset
+from bridge.imds.document import STARTED, ScheduledEvent
 
 AGAIN_SECONDS = 5.0  # before a program that has failed runs again, doubled each time up to the limit
 AGAIN_LIMIT_SECONDS = 300.0
@@ -37,7 +37,7 @@ OUT_OF_WORK_SECONDS = 7200.0  # after which it is told, although no event is lef
 
 
 class Carrier(Protocol):
-    """Carries out what follows from a step."""
+    """Is told what follows from a step, in its order, before the listener knows the state that the step returns."""
 
     def ran(self, *, fault: str, seconds: float) -> None:
         """Note that a program has ended which prepares the VM; `fault` is "" if it has succeeded."""
@@ -58,34 +58,23 @@ class Carrier(Protocol):
         """Publish that the VM stays out of work."""
 
 
-Effect = Callable[[Carrier], None]
-Tell = Callable[[Effect], None]
-
-
-def step(before: State, seen: Seen) -> tuple[State, list[Effect]]:
-    """Return what is known after a document, and what follows from it; programs at new places are to be started."""
-    effects = list[Effect]()
+def step(before: State, seen: Seen, to: Carrier) -> State:
+    """Return what is known after a document, and tell what follows; programs at new places are to be started."""
     state = before
     for part in (_follow, _note_ended, _decide, _put_back):
-        state = part(state, seen, effects.append)
+        state = part(state, seen, to)
     for key, was in before.events.items():
         one = state.events.get(key)
-        has_started = was.is_scheduled and one is not None and one.event.status == STARTED
-        if (
-            one
-            and has_started
-            and was.is_unprepared
-            and was.run not in one.prepared
-            and not seen.rules.is_dry_run
-        ):
-            effects.append(_unprepared(one))
-    return state, effects
+        was_unprepared = was.is_scheduled and was.is_unprepared and not seen.rules.is_dry_run
+        if was_unprepared and one and one.event.status == STARTED and was.run not in one.prepared:
+            to.started_unprepared(one.event)
+    return state
 
 
 # The events
 
 
-def _follow(before: State, seen: Seen, tell: Tell) -> State:
+def _follow(before: State, seen: Seen, to: Carrier) -> State:
     """Continue, begin and end what is known of events by the document."""
     document = seen.document
     if before.boot != seen.rules.boot:  # which has put the VM back, and ends what a reset may have hidden
@@ -99,15 +88,15 @@ def _follow(before: State, seen: Seen, tell: Tell) -> State:
         stay = Stay(since=seen.at)
         old = {key: replace(one, prepared={}, stay=stay) for key, one in before.events.items()}
         before = replace(before, events=old)
-    is_reset = _is_reset(before, document)
+    has_reset = is_reset(before.incarnation, document.incarnation)
     events = {
         key: _shown(before.events.get(key), event, before, seen) for key, event in document.events.items()
     }
     for key, one in before.events.items():
-        if key not in events and (held := _held(one, seen, is_reset=is_reset)):
+        if key not in events and (held := _held(one, seen, has_reset=has_reset)):
             events[key] = held
     for key, one in before.events.items():
-        _tell_change(one, events.get(key), tell)
+        _tell_change(one, events.get(key), to)
     return replace(
         before,
         document=document,
@@ -115,12 +104,6 @@ def _follow(before: State, seen: Seen, tell: Tell) -> State:
         incarnation=before.incarnation if document.incarnation is None else document.incarnation,
         events=events,
     )
-
-
-def _is_reset(before: State, document: Document) -> bool:
-    if before.incarnation is None or document.incarnation is None:
-        return False
-    return document.incarnation < before.incarnation
 
 
 def _shown(known: EventState | None, event: ScheduledEvent, before: State, seen: Seen) -> EventState:
@@ -146,9 +129,9 @@ def _shown(known: EventState | None, event: ScheduledEvent, before: State, seen:
     )
 
 
-def _held(one: EventState, seen: Seen, *, is_reset: bool) -> EventState | None:
+def _held(one: EventState, seen: Seen, *, has_reset: bool) -> EventState | None:
     """Return what is kept of an event that is not shown: it may be in an unreadable entry, or a reset has lost it."""
-    until = seen.steady + GRACE_SECONDS if is_reset else one.missing_until
+    until = seen.steady + GRACE_SECONDS if has_reset else one.missing_until
     if len(seen.document.invalid_entries) > one.unreadable:
         return replace(one, sight="unread", missing_until=until)
     if until is None or until <= seen.steady:
@@ -171,15 +154,16 @@ def _released(event: ScheduledEvent) -> list[Any]:
     return [_type(event), event.content.get("Resources")]
 
 
-def _tell_change(was: EventState, one: EventState | None, tell: Tell) -> None:
+def _tell_change(was: EventState, one: EventState | None, to: Carrier) -> None:
     """Answer for a POST without an outcome whose stay is over; publish for a new stay that the VM is prepared."""
     is_new = one is None or one.stay.id != was.stay.id
     if was.stay.is_intended and was.may_be_scheduled and (one is None or is_new or not one.may_be_scheduled):
         changed = unknown_outcome(rejected("denied", "the event has changed or returned since"))
-        tell(_answer(was, was.run, changed if one and one.is_scheduled else not_recorded(None)))
+        decision = changed if one and one.is_scheduled else not_recorded(None)
+        to.answer(was.event, decision, key=_key(was, was.run))
     if one and one.is_scheduled and is_new:
         for run, seconds in one.prepared.items():
-            tell(_prepared(one, run, seconds))
+            to.prepared(one.event, key=_key(one, run), seconds=seconds)
 
 
 def _key(one: EventState, run: Argv) -> str:
@@ -187,30 +171,18 @@ def _key(one: EventState, run: Argv) -> str:
     return f"auto:{one.event.key}:{one.stay.id}:{sha256(repr(run).encode()).hexdigest()[:16]}"
 
 
-def _answer(one: EventState, run: Argv, decision: Decision) -> Effect:
-    return lambda to: to.answer(one.event, decision, key=_key(one, run))
-
-
-def _prepared(one: EventState, run: Argv, seconds: float) -> Effect:
-    return lambda to: to.prepared(one.event, key=_key(one, run), seconds=seconds)
-
-
-def _unprepared(one: EventState) -> Effect:
-    return lambda to: to.started_unprepared(one.event)
-
-
-def answer(one: EventState, run: Argv, decision: Decision, tell: Tell) -> EventState:
+def answer(one: EventState, run: Argv, decision: Decision, to: Carrier) -> EventState:
     """Answer for an auto rule, once for a stay, a program and an outcome."""
     receipt = f"{_key(one, run)}:{decision.outcome}"
     if receipt not in one.stay.told:
-        tell(_answer(one, run, decision))
+        to.answer(one.event, decision, key=_key(one, run))
     return replace(one, stay=replace(one.stay, told=one.stay.told | {receipt}, is_intended=False))
 
 
 # The programs
 
 
-def _note_ended(state: State, seen: Seen, tell: Tell) -> State:
+def _note_ended(state: State, seen: Seen, to: Carrier) -> State:
     """Note how programs have ended, and have those ended that are not needed any more, which leave nothing."""
     events, owed = dict(state.events), dict(state.owed)
     for place, result in seen.ended.items():
@@ -218,10 +190,10 @@ def _note_ended(state: State, seen: Seen, tell: Tell) -> State:
         if result.ended_by == "stop":
             continue
         if not isinstance(place, str):
-            if failed := _recover_ended(owed.pop(place), program, result.fault, seen, tell):
+            if failed := _recover_ended(owed.pop(place), program, result.fault, seen, to):
                 owed[place] = failed
         elif _is_needed(program, place, events, seen) and events[place].sight != "missing":
-            events[place] = _run_ended(events[place], program, result.fault, seen, tell)
+            events[place] = _run_ended(events[place], program, result.fault, seen, to)
     programs = {
         place: program if _is_needed(program, place, events, seen) else replace(program, must_end=True)
         for place, program in state.programs.items()
@@ -240,19 +212,19 @@ def _is_needed(program: Program, place: Place, events: Mapping[str, EventState],
     return _type(one.event) == _type(program.event) and _stands(one, seen)
 
 
-def _run_ended(one: EventState, program: Program, fault: str, seen: Seen, tell: Tell) -> EventState:
+def _run_ended(one: EventState, program: Program, fault: str, seen: Seen, to: Carrier) -> EventState:
     """Note how a program has ended that is to prepare this VM; after the event's start it is not told."""
     run, seconds = program.argv, seen.at - program.began_at
-    tell(lambda to: to.ran(fault=fault, seconds=seconds))
+    to.ran(fault=fault, seconds=seconds)
     if not fault:
         one = replace(one, prepared={**one.prepared, run: seconds}, failed={})
         if one.is_scheduled or one.rule:  # it has only just started then
-            tell(_prepared(one, run, seconds))
+            to.prepared(one.event, key=_key(one, run), seconds=seconds)
         return one
     one = replace(one, failed={**one.failed, run: _failed(one.failed.get(run), fault, seen)})
     if not one.is_scheduled:
         return one
-    return answer(one, run, rejected("not_prepared", f"{run[0]}: {fault}"), tell)
+    return answer(one, run, rejected("not_prepared", f"{run[0]}: {fault}"), to)
 
 
 def _failed(before: Tries | None, fault: str, seen: Seen) -> Tries:
@@ -262,46 +234,42 @@ def _failed(before: Tries | None, fault: str, seen: Seen) -> Tries:
     return Tries(error=fault, next_at=seen.at + pause_seconds, count=count)
 
 
-def _recover_ended(one: Owed, program: Program, fault: str, seen: Seen, tell: Tell) -> Owed | None:
+def _recover_ended(one: Owed, program: Program, fault: str, seen: Seen, to: Carrier) -> Owed | None:
     """Note how `recover` has ended: what it has put back is not owed any more."""
-    tell(_recovered(one, fault, seen.at - program.began_at))
+    to.recovered(one, fault=fault, seconds=seen.at - program.began_at)
     if not fault:
         return None
     failed = replace(one, tries=_failed(one.tries, fault, seen))
-    return _told(failed, "RecoverFails", f"{program.argv[0]}: {fault}", tell)
+    return _told(failed, "RecoverFails", f"{program.argv[0]}: {fault}", to)
 
 
-def _recovered(one: Owed, fault: str, seconds: float | None) -> Effect:
-    return lambda to: to.recovered(one, fault=fault, seconds=seconds)
-
-
-def _told(one: Owed, reason: OutOfWorkReason, detail: str, tell: Tell) -> Owed:
+def _told(one: Owed, reason: OutOfWorkReason, detail: str, to: Carrier) -> Owed:
     """Tell once why the VM stays out of work."""
     if reason not in one.told:
-        tell(lambda to: to.out_of_work(one, reason, detail=detail))
+        to.out_of_work(one, reason, detail=detail)
     return replace(one, told=one.told | {reason})
 
 
-def _decide(state: State, seen: Seen, tell: Tell) -> State:
+def _decide(state: State, seen: Seen, to: Carrier) -> State:
     """Give turns, judge this VM's Scheduled events, and start what is due."""
     ruled = {key: with_rule(one, seen) for key, one in state.events.items()}
     events, order = give_turns(ruled, now=seen.now, at=seen.at)
     for key, one in events.items():
         if one.may_be_prepared and seen.rules.names_this_vm(one.event):
             judged = replace(one, verdict=judge(one, order, state.programs.get(key), seen))
-            events[key] = _answered(judged, seen, tell)
+            events[key] = _answered(judged, seen, to)
             if judged.rule and judged.verdict.does == "run":
                 events[key], state = _start(judged, judged.rule, state, seen)
     return replace(state, events=events)
 
 
-def _answered(one: EventState, seen: Seen, tell: Tell) -> EventState:
+def _answered(one: EventState, seen: Seen, to: Carrier) -> EventState:
     """Answer where nothing is POSTed: in a dry run, and where no rule allows any more what may have been POSTed."""
     if one.verdict.does == "post" and seen.rules.is_dry_run:
         done = Decision(outcome="accepted", reason="approved", detail="dry run: not POSTed")
-        return answer(replace(one, verdict=Verdict(why=one.verdict.why)), one.run, done, tell)
+        return answer(replace(one, verdict=Verdict(why=one.verdict.why)), one.run, done, to)
     if one.rule is None and one.stay.is_intended:
-        return answer(one, one.run, unknown_outcome(rejected("denied", one.verdict.why)), tell)
+        return answer(one, one.run, unknown_outcome(rejected("denied", one.verdict.why)), to)
     return one
 
 
@@ -341,7 +309,7 @@ def _start(one: EventState, rule: AutoSettings, state: State, seen: Seen) -> tup
 # What is owed
 
 
-def _put_back(state: State, seen: Seen, tell: Tell) -> State:
+def _put_back(state: State, seen: Seen, to: Carrier) -> State:
     """Start each `recover` once no event needs the VM out of work, or do what `imds-bridge recover` asks for."""
     owed, programs = dict[Argv, Owed](), dict(state.programs)
     for recover, known in _owed(state, seen).items():
@@ -349,10 +317,10 @@ def _put_back(state: State, seen: Seen, tell: Tell) -> State:
         if seen.request and not one.held_by:
             one = replace(one, tries=None, is_other_vms=False)
             if seen.request == "done":
-                tell(_recovered(one, "", None))
+                to.recovered(one, fault="", seconds=None)
                 continue
         if one.is_other_vms and not one.held_by:
-            one = _told(one, "OtherVm", "this disk comes from a VM that was out of work", tell)
+            one = _told(one, "OtherVm", "this disk comes from a VM that was out of work", to)
         elif not one.held_by and not (one.tries and one.tries.next_at > seen.at):
             one = replace(one, keys=frozenset())  # so nothing is prepared any more that it puts back
             programs[recover] = Program(
@@ -363,7 +331,7 @@ def _put_back(state: State, seen: Seen, tell: Tell) -> State:
                 began_at=seen.at,
             )
         if one.idle_since is not None and seen.at - one.idle_since >= OUT_OF_WORK_SECONDS:
-            one = _told(one, "TwoHours", one.why, tell)
+            one = _told(one, "TwoHours", one.why, to)
         owed[recover] = one
     return replace(state, owed=owed, programs=programs)
 

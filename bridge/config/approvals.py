@@ -62,13 +62,10 @@ class RuleSettings(Settings):
     def find_faults(self) -> Iterator[Fault]:
         """Yield bounds that contradict each other."""
         yield from super().find_faults()
-        for name, criterion in self.criteria().items():
-            high = getattr(self, name.replace("min_", "max_"))
-            if criterion.kind == "least" and high is not None and getattr(self, name) > high:
-                yield (
-                    name,
-                    f"given {getattr(self, name):g}, expected at most max_{name[4:]}, which is {high:g}",
-                )
+        for name in ("duration_seconds", "notice_seconds"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if low is not None and high is not None and low > high:
+                yield f"min_{name}", f"given {low:g}, expected at most max_{name}, which is {high:g}"
 
     def criteria(self) -> dict[str, Criterion]:
         """Return the criteria that the rule has, by their names."""

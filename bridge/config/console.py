@@ -108,27 +108,17 @@ class ConsoleSettings(Settings):
         """Yield an address that others can reach without any proof of who they are."""
         yield from super().find_faults()
         if not self.is_local and self.auth == "none":
-            yield (
-                "auth",
-                f'other machines can reach {self.listen}; expected "easyauth" or "proxy", or listen on 127.0.0.1',
-            )
+            expected = 'expected "easyauth" or "proxy", or listen on 127.0.0.1'
+            yield "auth", f"other machines can reach {self.listen}; {expected}"
         if not self.takes_ingest and self.bus is None:
-            yield (
-                "ingest",
-                f"other machines can reach {self.listen}, directly or through a proxy; "
-                "expected bearer_token, signing_secret or [console.bus]",
-            )
+            expected = "expected bearer_token, signing_secret or [console.bus]"
+            yield "ingest", f"other machines can reach {self.listen}, directly or through a proxy; {expected}"
         if (self.auth == "proxy") != (self.proxy is not None):
             yield "proxy", 'expected exactly with auth = "proxy", and with its secret'
-        if self.proxy and (
-            commas := [one for one in (*self.viewer_groups, *self.approver_groups) if "," in one]
-        ):
-            yield (
-                "proxy",
-                f"{commas[0]!r} has a comma, at which the header's groups are split; rename the group",
-            )
+        groups = (*self.viewer_groups, *self.approver_groups) if self.proxy else ()
+        if odd := next((group for group in groups if "," in group), ""):
+            text = f"{odd!r} has a comma, at which the header's groups are split; rename the group"
+            yield "proxy", text
         if self.auth != "none" and not self.public_url:
-            yield (
-                "public_url",
-                f'expected with auth = "{self.auth}": the address that people open, https://HOST',
-            )
+            expected = f'expected with auth = "{self.auth}"'
+            yield "public_url", f"{expected}: the address that people open, https://HOST"

@@ -139,10 +139,8 @@ class Config(Settings):
             if lack := self.imds.lack(name):
                 yield key, f"{lack}; expected a newer api_version, or no such criterion"
         if self.imds.vm_name and self.approvals and re.search("{(res|sub)", self.approvals.session):
-            yield (
-                "imds.vm_name",
-                "given with a session of more than {vm}; expected instance data, which has it",
-            )
+            text = "given with a session of more than {vm}; expected instance data, which has it"
+            yield "imds.vm_name", text
         for section, source in (("approvals", self.approvals), ("relay", self.relay)):
             yield from source.find_loops(section, self.sinks) if source else ()
 

@@ -33,8 +33,9 @@ _STATES = {
     "advised": "is advised",
     "prepared": "is prepared",
     "completed": "is over",
+    "canceled": "is canceled",
+    "ended": "is gone",
 }
-_STATES |= {"canceled": "is canceled", "ended": "is gone"}
 _State = tuple[Notice, EventView, Sequence[EventView]]  # the newest one in words, its event, and all
 
 

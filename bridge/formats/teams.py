@@ -60,13 +60,8 @@ class Teams(DigestFormat):
     def _field(self, field: Field, max_length: int, **style: Json) -> Json:
         if field.has_instant and not self._zone:
             text = "".join(_date(part) if isinstance(part, datetime) else part for part in field.parts)
-            return {
-                "type": "TextBlock",
-                "text": f"**{field.label}:** {text}",
-                "wrap": True,
-                "spacing": "Small",
-                **style,
-            }
+            shown = f"**{field.label}:** {text}"
+            return {"type": "TextBlock", "text": shown, "wrap": True, "spacing": "Small", **style}
         code = {"fontType": "Monospace"} if field.is_code else {}
         label = _run(f"{field.label}: ", weight="Bolder", **style)
         value = _run(truncate(field.text, max_length), **code, **style)

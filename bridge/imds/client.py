@@ -125,7 +125,7 @@ class ImdsClient:
             stack.callback(self._close_first)
             while (left := deadline - time.monotonic()) > self._late_seconds:
                 try:
-                    return self._ask("GET", limit_seconds=self._late_seconds, keeps_first=keeps_first)
+                    return self._ask(limit_seconds=self._late_seconds, keeps_first=keeps_first)
                 except ImdsError as error:
                     if not isinstance(error, NoAnswerError):
                         if self._first is None:
@@ -137,7 +137,7 @@ class ImdsClient:
                     if waiting:
                         waiting()
             self._late_seconds = min(self._late_seconds, CALL_SECONDS)
-            return self._ask("GET", limit_seconds=left, keeps_first=keeps_first)
+            return self._ask(limit_seconds=left, keeps_first=keeps_first)
 
     def instance(self, limit_seconds: float = INSTANCE_SECONDS) -> Vm:
         """Return who this VM is, from instance data unless the settings name it.
@@ -148,7 +148,7 @@ class ImdsClient:
         if self.settings.vm_name:
             return Vm(name=self.settings.vm_name)
         try:
-            return parse_vm(self._call("GET", INSTANCE_PATH, limit_seconds=limit_seconds))
+            return parse_vm(self._call(INSTANCE_PATH, limit_seconds=limit_seconds))
         except ValueError as error:
             raise ImdsError(f"IMDS sent instance data that cannot be read: {error}") from error
 
@@ -170,7 +170,7 @@ class ImdsClient:
         if self._api_version == "2017-03-01":
             content["DocumentIncarnation"] = incarnation
         self.close()  # a kept connection may end while it carries the request, which is sent once
-        self._ask("POST", json.dumps(content), limit_seconds=limit_seconds)
+        self._ask(json.dumps(content), limit_seconds=limit_seconds)
 
     @property
     def version_error(self) -> str | None:
@@ -201,14 +201,12 @@ class ImdsClient:
         is_refused = self._fallback and self.clock.monotonic() < self._fallback.until
         return API_VERSION if is_refused else self.settings.api_version
 
-    def _ask(
-        self, method: str, content: str = "", *, limit_seconds: float, keeps_first: bool = False
-    ) -> bytes:
-        """Send a request about Scheduled Events, in the version that IMDS knows."""
+    def _ask(self, content: str = "", *, limit_seconds: float, keeps_first: bool = False) -> bytes:
+        """GET what is about Scheduled Events, or POST content, in the version that IMDS knows."""
         version = self._api_version
         path = f"{EVENTS_PATH}?api-version={version}"
         try:
-            body = self._call(method, path, content, limit_seconds=limit_seconds, keeps_first=keeps_first)
+            body = self._call(path, content, limit_seconds=limit_seconds, keeps_first=keeps_first)
         except ImdsError as error:
             # a try in between ends the other version only by an answer
             if version == API_VERSION or not (self._fallback or isinstance(error, UnknownVersionError)):
@@ -217,20 +215,20 @@ class ImdsClient:
             if not self._fallback:
                 log.warning("%s", reason)
             self._fallback = Fallback(reason=reason, until=self.clock.monotonic() + VERSION_SECONDS)
-            return self._ask(method, content, limit_seconds=limit_seconds, keeps_first=keeps_first)
+            return self._ask(content, limit_seconds=limit_seconds, keeps_first=keeps_first)
         if self._fallback and version != API_VERSION:
             log.info("IMDS knows api_version %s now", version)
             self._fallback = None
         return body
 
     def _call(
-        self, method: str, path: str, content: str = "", *, limit_seconds: float, keeps_first: bool = False
+        self, path: str, content: str = "", *, limit_seconds: float, keeps_first: bool = False
     ) -> bytes:
         """Send a request and return the body of an answer with status 200."""
         extend_deadline(limit_seconds)
         began = time.monotonic()
         try:
-            answer, body = self._exchange(method, path, content, began + limit_seconds, keeps_first)
+            answer, body = self._exchange(path, content, began + limit_seconds, keeps_first)
         except TimeoutError as error:
             raise self._failed(f"no complete answer within {limit_seconds:.3g} s", NoAnswerError) from error
         except OSError as error:
@@ -244,18 +242,15 @@ class ImdsClient:
         self._dated = answer.fields.get("date", ""), self.clock.monotonic()
         return body
 
-    def _exchange(
-        self, method: str, path: str, content: str, deadline: float, keeps_first: bool
-    ) -> tuple[_Answer, bytes]:
+    def _exchange(self, path: str, content: str, deadline: float, keeps_first: bool) -> tuple[_Answer, bytes]:
         """Send a request, again if the server has just closed the kept connection; return the answer and its body."""
         first = self._first if keeps_first else None
-        has_answer = (
-            first and select.select([first], [], [], 0)[0]
-        )  # is read also if no other connection opens
-        sock, is_kept = (first, False) if first and has_answer else self._connect(deadline)
+        if first and not select.select([first], [], [], 0)[0]:
+            first = None  # its answer, if there is one, is read also if no other connection opens
+        sock, is_kept = (first, False) if first else self._connect(deadline)
         try:
-            if sock is not first:
-                sock.sendall(self._request(method, path, content))
+            if not first:
+                sock.sendall(self._request(path, content))
             if keeps_first:
                 sock, deadline = self._answering(sock, deadline)
             with _Answer(sock) as answer:
@@ -265,7 +260,7 @@ class ImdsClient:
             self.close()
             if not is_kept:
                 raise
-            return self._exchange(method, path, content, deadline, keeps_first)
+            return self._exchange(path, content, deadline, keeps_first)
         if answer.will_close:
             self.close()
         return answer, body
@@ -283,8 +278,8 @@ class ImdsClient:
             self._kept.settimeout(LATE_SECONDS)
         return ready[-1], deadline
 
-    def _request(self, method: str, path: str, content: str) -> bytes:
-        parts = urlsplit(self.base)
+    def _request(self, path: str, content: str) -> bytes:
+        method, parts = "POST" if content else "GET", urlsplit(self.base)
         length = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n" if content else ""
         head = f"{method} {parts.path}{path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{HEADERS}{length}\r\n"
         return (head + content).encode("ascii")

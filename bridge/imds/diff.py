@@ -166,7 +166,8 @@ def _missed(
     event: ScheduledEvent, previous: Watch, current: Document, observation: Observation
 ) -> MissingEvent:
     """Return what is known of an event that is missing for the first time."""
-    is_incomplete = observation.service_was_off or _is_reset(previous, current)
+    before = previous.document.incarnation if previous.document else None
+    is_incomplete = observation.service_was_off or is_reset(before, current.incarnation)
     return MissingEvent(
         event=event,
         expires_at=observation.at + (GRACE_SECONDS if is_incomplete and event.status != STARTED else 0.0),
@@ -214,9 +215,9 @@ def _end(missing: MissingEvent, observation: Observation) -> Change:
     )
 
 
-def _is_reset(previous: Watch, current: Document) -> bool:
-    before = previous.document.incarnation if previous.document else None
-    return before is not None and current.incarnation is not None and current.incarnation < before
+def is_reset(before: int | None, now: int | None) -> bool:
+    """Return whether an incarnation after another one shows that IMDS has begun anew; None is unknown."""
+    return before is not None and now is not None and now < before
 
 
 def _doubt(

@@ -11,12 +11,17 @@ from bridge.runtime.json import BoundedDecoder, Json, read_object
 from bridge.runtime.text import printable
 
 _decoder = BoundedDecoder(max_depth=100)
-_EVERY_VM_HAS = {
+_PROPERTIES = {
     "vmId": "vm_id",
     "name": "name",
     "resourceGroupName": "resource_group",
     "subscriptionId": "subscription_id",
+    "resourceId": "resource_id",
+    "location": "location",
+    "zone": "zone",
+    "vmScaleSetName": "scale_set",
 }
+_EVERY_VM_HAS = ("vmId", "name", "resourceGroupName", "subscriptionId")
 _NAMED_BY = ("name", "resource_id", "subscription_id", "resource_group", "scale_set")
 
 
@@ -37,7 +42,7 @@ class Vm:
     @property
     def missing(self) -> list[str]:
         """What every VM has and this does not, by the names of IMDS, which answers with a part at times."""
-        return [name for name, of in _EVERY_VM_HAS.items() if not getattr(self, of)]
+        return [name for name in _EVERY_VM_HAS if not getattr(self, _PROPERTIES[name])]
 
     def named_as(self, other: Vm) -> Vm | None:
         """Return this VM with the other's spelling of what names it; None if that differs in more than case."""
@@ -53,24 +58,15 @@ def parse_vm(body: bytes) -> Vm:
         ValueError: it is not instance data with a name.
     """
     compute = read_object(body, max_bytes=len(body), decoder=_decoder)
-    name, tags = _text(compute.get("name")), compute.get("tagsList")
-    if not name:
+    known, tags = {of: _text(compute.get(name)) for name, of in _PROPERTIES.items()}, compute.get("tagsList")
+    if not known["name"]:
         raise ValueError("no name")
-    return Vm(
-        name=name,
-        vm_id=_text(compute.get("vmId")),
-        resource_id=_text(compute.get("resourceId")),
-        location=_text(compute.get("location")),
-        zone=_text(compute.get("zone")),
-        scale_set=_text(compute.get("vmScaleSetName")),
-        subscription_id=_text(compute.get("subscriptionId")),
-        resource_group=_text(compute.get("resourceGroupName")),
-        tags={
-            tag["name"]: str(tag.get("value", ""))
-            for tag in (tags if isinstance(tags, list) else [])
-            if isinstance(tag, dict) and isinstance(tag.get("name"), str)
-        },
-    )
+    named = {
+        tag["name"]: str(tag.get("value", ""))
+        for tag in (tags if isinstance(tags, list) else [])
+        if isinstance(tag, dict) and isinstance(tag.get("name"), str)
+    }
+    return Vm(**known, tags=named)
 
 
 def approval_session(template: str, vm: Vm | None) -> str | None:

@@ -20,20 +20,9 @@ from bridge.config.base import DAY_SECONDS
 from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent, StoredEvent, stored
 from bridge.events.urgency import URGENT_TYPES, YOUNG_SECONDS, Now
+from bridge.outbox import rows
 from bridge.outbox.queue import Queue
-from bridge.outbox.rows import (
-    DONE,
-    FILTERS,
-    OTHER_VM,
-    RUN,
-    SINKS,
-    SIZE_LIMIT,
-    STATE,
-    Ledger,
-    Loss,
-    stored_dead_letter,
-    stored_event,
-)
+from bridge.outbox.rows import Ledger, Loss, stored_dead_letter, stored_event
 from bridge.outbox.sqlite import LOG_BYTES
 from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.storage import Storage
@@ -114,7 +103,7 @@ class Outbox:
 
     def _begin(self) -> None:
         """Begin this run with what is stored."""
-        run = self.record(STATE, RUN) or {}
+        run = self.record(rows.STATE, rows.RUN) or {}
         self.previous_run: tuple[str | None, int | None] = (run.get("epoch"), run.get("reporterseq"))
         latest = self.clock.steady() + FIRST_RETRY_SECONDS
         self._storage.run(lambda database: database.execute("resume", latest), synced=False)
@@ -191,7 +180,8 @@ class Outbox:
             waiting = [(event, self._held_by(event)) for event in added]
             values = dict(records or {})
             if added:
-                values[STATE, RUN] = {"epoch": self.epoch, "reporterseq": self._number, "seq": added[-1].seq}
+                run = {"epoch": self.epoch, "reporterseq": self._number, "seq": added[-1].seq}
+                values[rows.STATE, rows.RUN] = run
 
             def work(database: Ledger) -> Freed:
                 for event in added:
@@ -312,7 +302,7 @@ class Outbox:
         """
         with self._changed:
             waiting = [
-                Loss(reason=OTHER_VM, count=count, sink=sink, oldest=self.backlog(sink)[1])
+                Loss(reason=rows.OTHER_VM, count=count, sink=sink, oldest=self.backlog(sink)[1])
                 for sink, count in (+self._waiting).items()
             ]
             target = self._storage.replace()
@@ -370,7 +360,7 @@ class Outbox:
 
     def _begin_sinks(self, database: Ledger) -> None:
         """Let new sinks with `from_start` wait for what is stored, and note since when each filter decides."""
-        known = database.record(STATE, SINKS) or []
+        known = database.record(rows.STATE, rows.SINKS) or []
         if new := [name for name in self.sinks if name not in known]:
             for name in new:
                 wanted, from_start = self.sinks[name]
@@ -378,13 +368,13 @@ class Outbox:
                     event = stored_event(row)
                     if wanted.matches(event):
                         database.save_waiting(event, {name: None})
-            database.save_record(STATE, SINKS, [*known, *new])
-        noted, kept = database.record(STATE, FILTERS) or {}, {}
+            database.save_record(rows.STATE, rows.SINKS, [*known, *new])
+        noted, kept = database.record(rows.STATE, rows.FILTERS) or {}, {}
         for name, (wanted, from_start) in self.sinks.items():
             since = 0 if from_start and name in new else self._storage.last_seq
             kept[name] = noted[name] if repr(wanted) in noted.get(name, ()) else [repr(wanted), since]
         if kept != noted:
-            database.save_record(STATE, FILTERS, kept)
+            database.save_record(rows.STATE, rows.FILTERS, kept)
 
     def prune(self) -> None:
         """Forget what every sink has had and what is old; call every minute."""
@@ -452,7 +442,7 @@ def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Call
         if search:
             search = database.execute("delete-delivered", FREED_ROWS).rowcount > 0
         elif not (
-            database.execute("delete-done-records", f"$.{DONE}", FREED_ROWS).rowcount
+            database.execute("delete-done-records", f"$.{rows.DONE}", FREED_ROWS).rowcount
             or _drop_dead_letters(database)
         ):
             found = database.execute("oldest-event").fetchone()
@@ -466,7 +456,8 @@ def _drop_dead_letters(database: Ledger) -> bool:
     """Delete some dead letters, the oldest first, and note them as lost; return whether there were any."""
     found = database.execute("delete-oldest-dead-letters", FREED_ROWS).fetchall()
     database.note_losses(
-        Loss(reason=SIZE_LIMIT, count=1, sink=sink, oldest=dead_at, newest=dead_at) for sink, dead_at in found
+        Loss(reason=rows.SIZE_LIMIT, count=1, sink=sink, oldest=dead_at, newest=dead_at)
+        for sink, dead_at in found
     )
     return bool(found)
 
@@ -476,6 +467,6 @@ def _drop(database: Ledger, seq: int, stored_at: float, *, is_stored: bool) -> l
     sinks = [sink for (sink,) in database.execute("delete-waiting-for", seq).fetchall() if not is_stored]
     database.execute("delete-event", seq)
     database.note_losses(
-        Loss(reason=SIZE_LIMIT, count=1, sink=sink, oldest=stored_at, newest=stored_at) for sink in sinks
+        Loss(reason=rows.SIZE_LIMIT, count=1, sink=sink, oldest=stored_at, newest=stored_at) for sink in sinks
     )
     return sinks

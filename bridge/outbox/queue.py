@@ -13,19 +13,7 @@ from typing import Any, NamedTuple
 
 from bridge.events.model import StoredEvent
 from bridge.events.urgency import RECEIPTS_LANE, REST_LANE, Now
-from bridge.outbox.rows import (
-    ALONE,
-    ALONE_DUE,
-    BEHIND,
-    FORGIVEN,
-    HELD,
-    NEW,
-    READ_BYTES,
-    SUSPECT,
-    SUSPECT_DUE,
-    Ledger,
-    stored_event,
-)
+from bridge.outbox.rows import READ_BYTES, Ledger, Wait, stored_event
 from bridge.outbox.storage import Storage
 
 # So many of the most urgent retries that are due are compared.
@@ -45,12 +33,12 @@ class Head(NamedTuple):
     @property
     def has_failed(self) -> bool:
         """Whether it has failed since it became the first of its key."""
-        return self.state != NEW
+        return self.state != Wait.NEW
 
     @property
     def is_alone(self) -> bool:
         """Whether the receiver has accepted others since this one failed: it is the cause if it fails again."""
-        return self.state in (FORGIVEN, ALONE, ALONE_DUE)
+        return self.state in (Wait.FORGIVEN, Wait.ALONE, Wait.ALONE_DUE)
 
 
 class Turn(NamedTuple):
@@ -109,12 +97,13 @@ class Queue:
                     database.execute("promote", self.sink, until, now.steady)
                 due_at = self._due_at(database)
             has_failed = bool(database.execute("has-failed", self.sink).fetchone())
-            states = [NEW] * may_begin + [FORGIVEN] * (may_retry and has_failed)
+            states = [Wait.NEW] * may_begin + [Wait.FORGIVEN] * (may_retry and has_failed)
             fresh = self._heads(database, states, now, limit)
-            failed = (SUSPECT_DUE, ALONE_DUE) if may_retry and has_failed else ()
+            failed = (Wait.SUSPECT_DUE, Wait.ALONE_DUE) if may_retry and has_failed else ()
             again = self._heads(database, failed, now, COMPARED_HEADS)
             again.sort(key=lambda head: (0 if is_resumed else head.lane, head.tries))
-            others = [NEW] * (not may_begin) + [FORGIVEN, SUSPECT_DUE, ALONE_DUE] * (not may_retry)
+            retries = [Wait.FORGIVEN, Wait.SUSPECT_DUE, Wait.ALONE_DUE]
+            others = [Wait.NEW] * (not may_begin) + retries * (not may_retry)
             is_kept_back = not (fresh or again) and bool(self._heads(database, others, now, 1))
             return Turn(fresh, again[0] if again else None, is_kept_back, due_at)
 
@@ -153,7 +142,7 @@ class Queue:
             events: list[StoredEvent] = []
             sent: set[int] = set()
             # A retry goes alone: with what is behind it, it would fail as a batch and never be blamed.
-            alone = any(head.state in (SUSPECT_DUE, ALONE_DUE) for head in heads)
+            alone = any(head.state in (Wait.SUSPECT_DUE, Wait.ALONE_DUE) for head in heads)
             room, size = 0 if alone else limit - len(heads), 0
             for head in heads:
                 before = len(events)
@@ -187,7 +176,7 @@ class Queue:
 
         `is_cause`: it fails although others are accepted; `is_asked`: the receiver has asked to wait until then.
         """
-        state = ALONE if is_cause or is_asked else SUSPECT
+        state = Wait.ALONE if is_cause or is_asked else Wait.SUSPECT
         self._write("note-failure", state, head.tries + 1, due_at, is_asked, self.sink, head.seq)
 
     def forgive(self) -> None:
@@ -205,7 +194,7 @@ class Queue:
 
     def has_urgent(self) -> bool:
         """Return whether a notice or a receipt waits."""
-        return self.storage.run(lambda database: self._has_urgent(database, range(BEHIND)))
+        return self.storage.run(lambda database: self._has_urgent(database, range(Wait.BEHIND)))
 
     def _has_urgent(self, database: Ledger, states: Sequence[int]) -> bool:
         return any(database.execute("has-urgent", self.sink, state).fetchone() for state in states)
@@ -218,7 +207,7 @@ class Queue:
         """Return the most urgent notice of those stored before `before` (steady seconds), None if none is urgent."""
 
         def work(database: Ledger) -> StoredEvent | None:
-            for head in self._heads(database, range(HELD), now, COMPARED_HEADS):
+            for head in self._heads(database, range(Wait.HELD), now, COMPARED_HEADS):
                 event = stored_event(database.execute("event", head.seq).fetchone())
                 if head.lane < RECEIPTS_LANE and event.stored_at < before:
                     return event

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import IntEnum
 from typing import Any
 
 from bridge.events.model import StoredEvent
@@ -31,16 +32,21 @@ REQUEST = "recover-request"  # what `imds-bridge recover` asks for
 DONE = "done"
 OCCURRENCE = "occurrence"  # the kind of how often a transition was seen, by its fingerprint
 
-# The states of what waits. NEW: not tried yet; FORGIVEN: it failed while nothing was accepted, and is due now that
-# something is; SUSPECT: it failed and waits for its retry; ALONE: likewise, while others were accepted; each of both
-# with its retry due; HELD: until it is due; BEHIND: another event with its order key goes first. outbox.sql has them
-# as numbers.
-NEW, FORGIVEN, SUSPECT, ALONE, SUSPECT_DUE, ALONE_DUE, HELD, BEHIND = range(8)
-
 DAMAGE, SIZE_LIMIT, STATE_FOLDER_GONE, OTHER_VM = "Damage", "SizeLimit", "StateFolderGone", "OtherVm"
 NOT_WRITTEN = "NotWritten"
 # After these, it is unknown which events were lost: what is current is published again.
 UNKNOWN_LOSSES = (DAMAGE, STATE_FOLDER_GONE, NOT_WRITTEN)
+
+
+class Wait(IntEnum):
+    """The state of what waits; outbox.sql has the numbers.
+
+    NEW: not tried yet; FORGIVEN: it failed while nothing was accepted, and is due now that something is; SUSPECT: it
+    failed and waits for its retry; ALONE: likewise, while others were accepted; each of both with its retry due;
+    HELD: until it is due; BEHIND: another event with its order key goes first.
+    """
+
+    NEW, FORGIVEN, SUSPECT, ALONE, SUSPECT_DUE, ALONE_DUE, HELD, BEHIND = range(8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,7 @@ class Ledger(Database):
         urgent = urgency(event, event.stored_at if wall is None else wall)
         key = key_number(event.envelope)
         for sink, due_at in held.items():
-            state = NEW if due_at is None else HELD
+            state = Wait.NEW if due_at is None else Wait.HELD
             self.copy_waiting(sink, event.seq, key, urgent, state, 0, due_at, 0, 0, at=event.stored_at)
 
     def copy_waiting(
@@ -105,7 +111,7 @@ class Ledger(Database):
         """Write a row as another database has it; what is the first of its key is found out here."""
         row = self.execute("save-waiting", sink, seq, key, urgent, *rest).fetchone()
         due_at = rest[2]
-        if row == (BEHIND,) and (urgent is not None or due_at is not None):
+        if row == (Wait.BEHIND,) and (urgent is not None or due_at is not None):
             self.execute("hasten", sink, key, urgent, due_at, at + URGENT_LIMIT_SECONDS)
 
     def move_waiting(self, sink: str, target: str, seq: int) -> int:
@@ -113,7 +119,7 @@ class Ledger(Database):
         if self.format < VERSION:
             return self.execute("move-waiting-of-version-1", target, sink, seq).rowcount
         for key, urgent in self.execute("key-and-urgency", sink, seq).fetchall():
-            self.copy_waiting(target, seq, key, urgent, NEW, 0, None, 0, 0)
+            self.copy_waiting(target, seq, key, urgent, Wait.NEW, 0, None, 0, 0)
             self.execute("order-key", target, key)
         return self.execute("delete-waiting", sink, seq).rowcount
 

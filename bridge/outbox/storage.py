@@ -13,20 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bridge.errors import StateError, Stopped
-from bridge.outbox.rows import (
-    DAMAGE,
-    LOSSES,
-    LOST,
-    NOT_WRITTEN,
-    OTHER_VM,
-    OWED,
-    STATE,
-    STATE_FOLDER_GONE,
-    UNREAD_WATCH,
-    WATCH,
-    Ledger,
-    Loss,
-)
+from bridge.outbox import rows
+from bridge.outbox.rows import Ledger, Loss
 from bridge.outbox.sqlite import ERRORS, is_damage, log_bytes
 from bridge.outbox.state_dir import DAMAGED_FILE, OTHER_VM_FILE, StateFolder
 from bridge.outbox.transfer import WantedBy, copy_back, fill_memory, salvage
@@ -175,7 +163,7 @@ class Storage:
         """
         if self.error is None:
             self.file_seq = needed = self.last_seq
-        elif self.database.record(STATE, LOSSES) or self.database.counts("count-dead-letters"):
+        elif self.database.record(rows.STATE, rows.LOSSES) or self.database.counts("count-dead-letters"):
             needed = self.last_seq
         else:
             needed = max(self.file_seq, *self.database.execute("last-waiting").fetchone())
@@ -270,7 +258,7 @@ class Storage:
         """Have another VM's file moved aside, which memory does not have to catch up with, and note a loss."""
         text = "the state is another VM's (a clone or an image?): moved aside"
         log.error(text, extra={"was": file.vm_id(), "is": self.database.vm_id()})
-        self.database.note_losses([Loss(reason=OTHER_VM, count=None)])
+        self.database.note_losses([Loss(reason=rows.OTHER_VM, count=None)])
         self._why_aside, self.file_seq = OTHER_VM_FILE, 0
 
     def _take_over(self, file: Ledger, *, is_emptied: bool) -> None:
@@ -294,18 +282,18 @@ class Storage:
                 file.execute("delete-waiting", *row)
             file.forget_losses(memory.published)
             if memory.is_unread:
-                before = file.record(STATE, UNREAD_WATCH) or file.record(STATE, WATCH)
-                file.save_record(STATE, UNREAD_WATCH, before, at=0.0)
-            has_known = not memory.is_blind and memory.database.record(STATE, OWED) is not None
-            is_unknown = file.record(STATE, OWED) and not has_known
+                before = file.record(rows.STATE, rows.UNREAD_WATCH) or file.record(rows.STATE, rows.WATCH)
+                file.save_record(rows.STATE, rows.UNREAD_WATCH, before, at=0.0)
+            has_known = not memory.is_blind and memory.database.record(rows.STATE, rows.OWED) is not None
+            is_unknown = file.record(rows.STATE, rows.OWED) and not has_known
             copy_back(memory.database, file, after=min(found, memory.own_after))
             if is_unknown:
-                file.save_record(STATE, LOST, True)
+                file.save_record(rows.STATE, rows.LOST, True)
         self.last_seq = max(self.last_seq, found, given)
         if self.last_seq > found:
             file.note_seq(self.last_seq)
         if damaged:
-            self._note_loss(file, DAMAGE)
+            self._note_loss(file, rows.DAMAGE)
         elif is_emptied or found < needed:
             self._note_missing(file, found, needed, is_kept=bool(kept))
 
@@ -314,7 +302,7 @@ class Storage:
 
         `is_kept`: a process ended while only its memory had these events.
         """
-        reason = NOT_WRITTEN if is_kept else DAMAGE if found else STATE_FOLDER_GONE
+        reason = rows.NOT_WRITTEN if is_kept else rows.DAMAGE if found else rows.STATE_FOLDER_GONE
         self._note_loss(database, reason, last_number=found, expected=needed)
 
     def _note_loss(self, database: Ledger, reason: str, **numbers: int) -> None:
@@ -369,7 +357,7 @@ class Storage:
             self.last_seq = max(given, time.time_ns() // 1000)
         memory = self._use_memory(error, source)
         memory.database.save_state(kept)
-        memory.is_unread = memory.database.record(STATE, WATCH) is None
+        memory.is_unread = memory.database.record(rows.STATE, rows.WATCH) is None
         memory.is_blind = source is None
         if source:
             source.close()

@@ -9,15 +9,8 @@ from typing import Any
 
 from bridge.errors import StateError
 from bridge.events.model import StoredEvent
-from bridge.outbox.rows import (
-    LOSSES,
-    OCCURRENCE,
-    STATE,
-    Ledger,
-    stored_dead_letter,
-    stored_event,
-    stored_record,
-)
+from bridge.outbox import rows
+from bridge.outbox.rows import Ledger, stored_dead_letter, stored_event, stored_record
 from bridge.outbox.sqlite import ERRORS, VERSION, Damaged
 
 WantedBy = Callable[[StoredEvent], Iterable[str]]
@@ -32,12 +25,12 @@ def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
     for values, retry in map(stored_dead_letter, memory.rows("dead_letter")):
         file.save_dead_letter(*values, retry=retry)
     for kind, key, value, at in map(stored_record, memory.rows("record")):
-        if (kind, key) == (STATE, LOSSES):
+        if (kind, key) == (rows.STATE, rows.LOSSES):
             # Both may know of the same loss: at least the larger count is lost.
             file.note_losses(memory.losses(), count=max)
             continue
         # Memory may have counted from zero.
-        counted = file.record(kind, key) or 0 if kind == OCCURRENCE else 0
+        counted = file.record(kind, key) or 0 if kind == rows.OCCURRENCE else 0
         file.save_record(kind, key, max(value, counted) if counted else value, at=at)
 
 
@@ -50,7 +43,7 @@ def fill_memory(memory: Ledger, source: Ledger, *, max_bytes: int) -> None:
     left = max_bytes
     for kind, key, value, at in map(stored_record, source.execute("records-by-age")):
         left -= len(str(value))
-        if kind == STATE or left >= 0:
+        if kind == rows.STATE or left >= 0:
             memory.save_record(kind, key, value, at=at)
     left = max_bytes
     for event in map(stored_event, source.execute("waiting-events")):

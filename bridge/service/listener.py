@@ -286,9 +286,7 @@ class Listener:
             request=self._answers.take_request() if before.owed else "",
             is_lost=self._answers.take_loss(document if before.document is None else None),
         )
-        state, effects = step(before, seen)
-        for effect in effects:
-            effect(self._answers)
+        state = step(before, seen, self._answers)
         self._become(state)
         self._runs = {place: run for place, run in self._runs.items() if place not in seen.ended}
         if new := [place for place in state.programs if place not in self._runs]:
@@ -496,7 +494,7 @@ class Listener:
         for key, decision in decided.items():
             said = replace(decision, detail=decision.detail or "an auto rule")
             said = policy.unknown_outcome(said) if events[key].stay.is_intended else said
-            events[key] = answer(events[key], events[key].run, said, lambda effect: effect(self._answers))
+            events[key] = answer(events[key], events[key].run, said, self._answers)
         self._become(replace(self._state, events=events))
 
     def _answer_posted(

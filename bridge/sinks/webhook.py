@@ -22,14 +22,7 @@ from bridge.http.signing import sign
 from bridge.runtime.text import one_line, register_secret
 from bridge.runtime.time import Clock
 from bridge.sinks.base import Inconclusive, RequestPreview, Sink
-from bridge.sinks.http import (
-    MAX_BATCH_BYTES,
-    answer_error,
-    excerpt,
-    post_batches,
-    preview,
-    webhook_error,
-)
+from bridge.sinks.http import MAX_BATCH_BYTES, answer_error, excerpt, post_batches, preview, webhook_error
 
 _NO_ACCESS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _LACK = (
