@@ -12,26 +12,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from azure.servicebus import (
-    ServiceBusClient,
-    ServiceBusReceivedMessage,
-    ServiceBusReceiveMode,
-    ServiceBusReceiver,
-)
-from azure.servicebus.exceptions import (
-    MessageAlreadySettled,
-    MessageLockLostError,
-    SessionCannotBeLockedError,
-)
+from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage, ServiceBusReceiver
+from azure.servicebus import exceptions as sdk
 
-from bridge.azure.internals import (
-    close_socket_on_close,
-    fault_of,
-    is_shut_down,
-    keep_what_arrives,
-    release,
-    renew_locks,
-)
+from bridge.azure import internals
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.azure.servicebus import (
     IDLE_LIMIT_SECONDS,
@@ -150,7 +134,7 @@ class Connection:
     def settle(self, batch: Sequence[tuple[ReceivedMessage, Settlement]]) -> None:
         """Carry out settlements."""
         if released := [message.handle for message, settlement in batch if settlement.is_released]:
-            release(self.receiver, released)
+            internals.release(self.receiver, released)
             self.paused_until = self.clock.monotonic() + RELEASE_PAUSE_SECONDS
         for message, settlement in batch:
             if not settlement.is_released:
@@ -166,7 +150,7 @@ class Connection:
                 )
             else:
                 self.receiver.complete_message(message.handle)
-        except (MessageLockLostError, MessageAlreadySettled) as error:
+        except (sdk.MessageLockLostError, sdk.MessageAlreadySettled) as error:
             log.info("one of the %s could not be settled and will be delivered again: %s", self.what, error)
 
     def locks_to_renew(self) -> Iterator[Callable[[], None]]:
@@ -188,8 +172,8 @@ class Connection:
     def _renew_messages(self, messages: list[ReceivedMessage]) -> None:
         """Renew the locks of messages together, or each alone if one of them is lost."""
         try:
-            expirations = renew_locks(self.receiver, [message.handle for message in messages])
-        except MessageLockLostError as error:
+            expirations = internals.renew_locks(self.receiver, [message.handle for message in messages])
+        except sdk.MessageLockLostError as error:
             if len(messages) > 1:
                 for message in messages:
                     self._renew_messages([message])
@@ -321,8 +305,8 @@ class BusReceiver:
         self._credential = self._credential or make_credential(self.settings)
         client = connect(self.settings, credential=self._credential)
         receiver = _receiver(client, self.settings, session)
-        close_socket_on_close(receiver)
-        keep_what_arrives(receiver)
+        internals.close_socket_on_close(receiver)
+        internals.keep_what_arrives(receiver)
         receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
         return Connection(
             client=client,
@@ -403,9 +387,7 @@ class BusReceiver:
     def _forget(self) -> Connection | None:
         """Forget the connection, and return it; what was received is delivered again when its locks expire."""
         connection, self._connection = self._connection, None
-        with contextlib.suppress(Empty):
-            while True:
-                self._arrived.get_nowait()
+        list(self.messages(0.0))
         return connection
 
     def _close(self) -> None:
@@ -420,7 +402,7 @@ class BusReceiver:
             with contextlib.suppress(Exception):
                 self._carry_out_settlements(connection, 0.0)
                 handles = [message.handle for message in connection.unsettled]
-                self._call(lambda: release(connection.receiver, handles), STOP_SECONDS)
+                self._call(lambda: internals.release(connection.receiver, handles), STOP_SECONDS)
         self._close()
 
 
@@ -439,7 +421,7 @@ def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") 
 
     address = address_of(settings)
     try:
-        with mapped_errors(address), contextlib.suppress(SessionCannotBeLockedError):
+        with mapped_errors(address), contextlib.suppress(sdk.SessionCannotBeLockedError):
             return Worker("servicebus-check").call(look, limit_seconds=OPEN_SECONDS + SETTLE_SECONDS)
     except HungError as error:
         raise Unavailable(f"{address}: {error}") from error
@@ -447,14 +429,12 @@ def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") 
 
 
 def _check_open(receiver: ServiceBusReceiver, address: str) -> None:
-    if is_shut_down(receiver):
+    if internals.is_shut_down(receiver):
         raise Unavailable(f"{address}: the SDK has closed its receiver")
 
 
 def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str) -> ServiceBusReceiver:
-    options: dict[str, Any] = {"receive_mode": ServiceBusReceiveMode.PEEK_LOCK}
-    if session:
-        options["session_id"] = session
+    options: dict[str, Any] = {"session_id": session} if session else {}
     if settings.subscription:
         return client.get_subscription_receiver(settings.topic, settings.subscription, **options)
     return client.get_queue_receiver(settings.queue, **options)
@@ -473,7 +453,7 @@ def convert(received: ServiceBusReceivedMessage, *, may_have_waited: bool = True
         enqueued_at=_try(lambda: received.enqueued_time_utc),
         sequence_number=number,
         may_have_waited=may_have_waited,
-        fault=fault_of(received),
+        fault=internals.fault_of(received),
         handle=received,
     )
 

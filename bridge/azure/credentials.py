@@ -82,12 +82,10 @@ def make_credential(settings: IdentitySettings) -> Any:
 def _managed_identity(settings: IdentitySettings) -> Any:
     from azure.identity import ManagedIdentityCredential  # noqa: PLC0415
 
-    options = dict(_LIMITS)
-    # Workload identity does not ask IMDS and may need the proxy.
-    if "AZURE_FEDERATED_TOKEN_FILE" not in os.environ:
-        options["use_env_settings"] = False  # IMDS never through a proxy
+    # IMDS is never asked through a proxy; workload identity does not ask IMDS and may need the proxy.
+    may_use_proxy = "AZURE_FEDERATED_TOKEN_FILE" in os.environ
     client_id = settings.client_id or os.environ.get("AZURE_CLIENT_ID") or None
-    return ManagedIdentityCredential(client_id=client_id, **options)
+    return ManagedIdentityCredential(client_id=client_id, use_env_settings=may_use_proxy, **_LIMITS)
 
 
 def quieten() -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -92,13 +92,16 @@ def _run(arguments: argparse.Namespace) -> int:
     request = ApproveCommand(
         event_ids=event_ids,
         vm=arguments.vm,
-        resource_group=arguments.resource_group,
-        subscription=arguments.subscription,
         reason=arguments.reason,
         expires_seconds=expires_seconds,
     )
+    vm = Vm(
+        name=arguments.vm,
+        resource_group=arguments.resource_group,
+        subscription_id=arguments.subscription,
+    )
     with open_receipts(source) if source else nullcontext() as receiver:
-        session = session_of(config, settings, request)
+        session = session_of(config, settings, vm)
         command_id = send_command(settings, request, session=session, requested_by=user())
         to_session = f" to session {session}" if session else ""
         waiting = "; waiting for the receipt" if receiver else ""
@@ -215,13 +218,12 @@ def user() -> str:
         return socket.gethostname()
 
 
-def session_of(config: Config, settings: ApprovalSettings, request: ApproveCommand) -> str:
-    """Fill the session template with the given VM, or with this VM; return "" without sessions.
+def session_of(config: Config, settings: ApprovalSettings, vm: Vm) -> str:
+    """Fill the session template with what is given of a VM, and else with this VM; return "" without sessions.
 
     Raises:
         UsageError: this VM's instance data is needed, and not available.
     """
-    vm = Vm(name=request.vm, resource_group=request.resource_group, subscription_id=request.subscription)
     session = approval_session(settings.session, vm)
     if session is None:
         try:
@@ -232,12 +234,8 @@ def session_of(config: Config, settings: ApprovalSettings, request: ApproveComma
                 f"approve: the session {settings.session} needs a VM, and its resource group or subscription; "
                 f"give --vm, --resource-group and --subscription as it names them ({error})"
             ) from error
-        vm = Vm(
-            name=vm.name or here.name,
-            resource_group=vm.resource_group or here.resource_group,
-            subscription_id=vm.subscription_id or here.subscription_id,
-        )
-        session = approval_session(settings.session, vm)
+        given = {name: value for name, value in asdict(vm).items() if value}
+        session = approval_session(settings.session, replace(here, **given))
     if session is None:
         raise UsageError(f"approve: IMDS answers with a part of what the session {settings.session} needs")
     return session

@@ -159,7 +159,7 @@ class Web:
         with self.store.reading() as store:
             dues, types = rows.count_due(store, wanted), rows.count_types(store)
             found, asked = waves.waves(rows.every_open(store, wanted)), request.query_params.get("wave", "")
-            opened = waves.wave_of(found, asked)
+            opened = waves.wave_of(found, asked) or waves.wave_after(found, rows.find_event(store, asked))
             lines = [waves.Wave((event,)) for event in opened.events] if opened else found
             page = _page_of(request, len(lines))
             shown = waves.with_rows(store, lines[page.first : page.last], wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -26,6 +27,7 @@ SELECT vm.name, resource_id, scale_set, zone, location, tagged.tags
 FROM vm JOIN scope ON scope.id = vm.scope JOIN tagged ON tagged.id = vm.tags WHERE {}
 ORDER BY natural, vm.id
 """
+_NOTES = (FORGOTTEN, DISMISSED)
 _OWN = "SELECT body FROM event WHERE kind IN (?, ?) ORDER BY n"
 
 
@@ -47,7 +49,7 @@ def import_events(
         sqlite3.Error: as of `Store.add`; what was added before stays.
     """
     counts = Counter[str]()
-    batch, lists = list[Received](), list[Received]()
+    batch, notes, lists = list[Received](), list[Received](), list[Received]()
     for place, line in lines:
         try:
             event = _read(line, now) if line.strip() else None
@@ -59,12 +61,13 @@ def import_events(
         if event is None:
             counts["ignored"] += 1
         else:
-            (lists if event.kind == EXPECTED else batch).append(event)
+            kept = lists if event.kind == EXPECTED else notes if event.kind in _NOTES else batch
+            kept.append(event)
         if len(batch) == BATCH_EVENTS:
             _add(store, batch, counts)
             batch = []
-    # The lists come last: who has left one is remembered of VMs that were heard alone.
-    for events in (batch, sorted(lists, key=attrgetter("at"))):
+    # Only what is known can be put away, and who has left a list is remembered of VMs that were heard alone.
+    for events in (batch, notes, sorted(lists, key=attrgetter("at"))):
         _add(store, events, counts)
     return counts
 
@@ -75,11 +78,13 @@ def _read(line: bytes, now: float) -> Received | None:
     Raises:
         ValueError: it is not a CloudEvent.
     """
-    given = read_object(line, max_bytes=expected.MAX_BYTES, decoder=decoder)
+    body = line.strip().removeprefix(BOM_UTF8)  # as programs of Windows begin a file
+    # an export has more of each expected VM than the list that was sent
+    given = read_object(body, max_bytes=len(body), decoder=decoder)
     check_event(given)
     if not given["type"].startswith(TYPE_PREFIX):
         return None
-    event = read_event(given, line.strip(), now=now)
+    event = read_event(given, body, now=now)
     if event.kind == EXPECTED:
         expected.check(event.data.get("Vms"))
     return event
@@ -109,7 +114,7 @@ def export_own(path: Path) -> Iterator[bytes]:
             for wanted in ("expected <> 0", "expected = 1") if listed_at else ():  # who has left it was on it
                 vms = [*map(_listed, store.execute(_LISTED.format(wanted)))]
                 yield own_event(EXPECTED, {"Vms": vms}, now=listed_at).body
-            yield from (body for (body,) in store.execute(_OWN, (FORGOTTEN, DISMISSED)))
+            yield from (body for (body,) in store.execute(_OWN, _NOTES))
     except sqlite3.Error as error:
         raise StateError(f"{path} cannot be read: {error}") from error
 

@@ -95,3 +95,16 @@ def wave_of(found: Sequence[Wave], key: str) -> Wave | None:
     """Return the wave that has an event, None if none of several events has it."""
     some = (one for one in found if len(one.events) > 1 and any(event.key == key for event in one.events))
     return next(some, None)
+
+
+def wave_after(found: Sequence[Wave], ended: EventRow | None) -> Wave | None:
+    """Return the wave that an event has left, None if it still goes on or there is none."""
+    if ended is None or ended.due in rows.DUES or ended.not_before is None:
+        return None
+    kind = ended.event_type, ended.event_source, ended.subscription, ended.group
+    some = (one for one in found if len(one.events) > 1 and one.first.kind == kind)
+    return next((one for one in some if _is_near(ended.not_before, *one.starts)), None)
+
+
+def _is_near(start: float, first: float, last: float) -> bool:
+    return first - WAVE_SECONDS <= start <= last + WAVE_SECONDS

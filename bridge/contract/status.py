@@ -6,6 +6,7 @@ What a process says of itself has every field.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 
 def _known(value: object, read: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return NOT_KNOWN
     try:
         return read(value)
     except ValueError:

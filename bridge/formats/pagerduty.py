@@ -139,8 +139,9 @@ def _dedup_key(view: EventView, alert: str) -> str:
     """Return the alert's key: by the EventId in lower case, so that all VMs of a group share one, or by the VM."""
     ids = (view.data.get("EventId"), view.event.get("subject"), view.event.get("id"))
     event_id = next((one for one in ids if one and isinstance(one, str)), "unknown").lower()
-    # Unlike the epoch it lasts over restarts, and unlike the VM's id it is known while IMDS is unreachable.
-    reporter = view.event.get("reporter") or view.vm
+    # Unlike the epoch these last over restarts, and the state keeps them while IMDS is unreachable. The name alone
+    # may be that of VMs in several resource groups.
+    reporter = f"{view.of_vm('ResourceId').lower()}:{view.event.get('reporter') or view.vm}".lstrip(":")
     of_event = {"": event_id, "approval": f"imds-bridge:approval:{event_id}"}
     of_vm = f"imds-bridge:{alert}:{reporter}" + f":{event_id}" * (alert == "drain")
     key = of_event.get(alert, of_vm)

@@ -109,7 +109,7 @@ class Run:
 
     def start(self) -> None:
         """Run the program in a thread, which logs how it ended."""
-        start_thread(f"program {self._command[0]}", self._finish_and_log)
+        start_thread(f"program {self._command[0]}", lambda: self.finish(is_logged=True))
 
     def end(self) -> None:
         """Have the program ended soon: by SIGTERM or Ctrl-Break, and by force a few seconds later."""
@@ -134,9 +134,6 @@ class Run:
             )
         _running.discard(self)
         return self.result
-
-    def _finish_and_log(self) -> None:
-        self.finish(is_logged=True)
 
     def _wait(self, group: Group) -> Result:
         process = group.process

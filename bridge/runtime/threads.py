@@ -119,7 +119,7 @@ def progress_ages() -> dict[str, float]:
     return {name: max(0.0, now - until) for name, until in allowed.items()}
 
 
-def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
+def start_thread(name: str, target: Callable[[], object]) -> threading.Thread:
     """Start a daemon thread; log the exception if one ends it."""
 
     def run() -> None:

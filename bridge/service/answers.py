@@ -28,7 +28,6 @@ from bridge.imds.diff import Change
 from bridge.imds.document import ADVISORY, Document, ScheduledEvent
 from bridge.outbox.rows import DONE, LOST, OWED, REQUEST, STATE
 from bridge.runtime.json import Json
-from bridge.runtime.text import printable
 from bridge.runtime.time import iso_utc
 from bridge.service.parts import Parts
 
@@ -175,13 +174,7 @@ class AnswerBatch:
         return self._rejections.allows(reason, self._clock.monotonic())
 
     def refuse(
-        self,
-        message: ReceivedMessage,
-        reason: ReceiptReason,
-        detail: str,
-        *,
-        command: Command | None = None,
-        command_id: str = "",
+        self, message: ReceivedMessage, reason: ReceiptReason, detail: str, command: Mapping[str, Json]
     ) -> None:
         """Dead-letter a message; publish a receipt unless there were too many within the minute.
 
@@ -189,13 +182,11 @@ class AnswerBatch:
             message: has no command, or one that nobody is to trust.
             reason: `malformed` or `bad_signature`.
             detail: what is wrong.
-            command: what the message asks for, if it can be read.
-            command_id: its id, if only that can be read.
+            command: what the receipt repeats of it, at least its `Id`.
         """
         decision = rejected(reason, detail)
-        data = command_data(command) if command else {"Id": command_id or printable(message.message_id)}
         if self._refusals.allows(reason, self._clock.monotonic()):
-            self._answer_refused(message, decision, data)
+            self._answer_refused(message, decision, command)
         self.settle([message], dead_letter(decision))
 
     def _answer_refused(self, message: ReceivedMessage, decision: Decision, data: Mapping[str, Json]) -> None:

@@ -27,13 +27,11 @@ SEND_SECONDS = 15.0
 class ApproveCommand:
     """What to approve, and what the command says about it.
 
-    `vm`, `resource_group` and `subscription` name the VM whose session gets the command; "" for this VM.
+    `vm` names the VM that it is for; "" for any.
     """
 
     event_ids: Sequence[str]
     vm: str = ""
-    resource_group: str = ""
-    subscription: str = ""
     reason: str = ""
     expires_seconds: float = 600.0
 

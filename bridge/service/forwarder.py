@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -19,7 +19,7 @@ from bridge.events.builder import GapCause
 from bridge.events.model import CloudEvent
 from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS, OFF_AFTER_SECONDS
 from bridge.imds.diff import CONTINUOUS_SECONDS, Change, MissingEvent, Observation, Watch, compare
-from bridge.imds.document import Document, parse_document
+from bridge.imds.document import Document, ScheduledEvent, parse_document
 from bridge.outbox.rows import OCCURRENCE, STATE, UNREAD_WATCH, WATCH
 from bridge.runtime.json import Json
 from bridge.runtime.threads import report_progress
@@ -100,10 +100,7 @@ class Forwarder:
     def _begin_again(self) -> dict[tuple[str, str], Json]:
         """Publish again what IMDS shows, and let end what it does not show any more; return the records for it."""
         unread = Watch.load(self._parts.outbox.record(STATE, UNREAD_WATCH))
-        missing = {
-            key: MissingEvent(event=event, expires_at=0.0, reason="Restart", boot_id=self._watch.boot_id)
-            for key, event in {**unread.known, **self._watch.known}.items()
-        }
+        missing = _missing({**unread.known, **self._watch.known}, self._watch.boot_id)
         self._watch, self._body, self._ended = Watch(), None, set()
         return {(STATE, WATCH): "", (STATE, UNREAD_WATCH): Watch(missing=missing).dump()}
 
@@ -178,11 +175,8 @@ class Forwarder:
         present = () if self._watch.document else document.events
         known = {*self._watch.known, *(self._ended or ()), *present}
         self._ended = None
-        missing = {
-            key: MissingEvent(event=event, expires_at=0.0, reason="Restart", boot_id=unread.boot_id)
-            for key, event in unread.known.items()
-            if key not in known
-        }
+        rest = {key: event for key, event in unread.known.items() if key not in known}
+        missing = _missing(rest, unread.boot_id)
         if unread.known:
             self._watch = replace(self._watch, missing={**self._watch.missing, **missing})
             records = {(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): ""}
@@ -214,7 +208,11 @@ class Forwarder:
             self._ended |= before.known.keys() - watch.known.keys()
         counted = self._counted(changes, are_repeated=before.document is None)
         is_witness = gap_seconds is not None and self._is_witness(before, document, changes)
-        scheduled = self._scheduled_events(document, counted)
+        reporter = self._identity.reporter()
+        scheduled = [
+            reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation)
+            for change, count in counted
+        ]
         ids = [event.id for event in scheduled]
         own = [] if is_witness else self._own_events(before, document, ids)
         records: dict[tuple[str, str], Any] = {(STATE, WATCH): watch.dump()}
@@ -242,14 +240,6 @@ class Forwarder:
         ]
         return [
             (change, max(0, count - (are_repeated and change.previous is None))) for change, count in counts
-        ]
-
-    def _scheduled_events(self, document: Document, changes: list[tuple[Change, int]]) -> list[CloudEvent]:
-        """Build the events that report the changes; a document event, or a heartbeat, lists their ids."""
-        reporter = self._identity.reporter()
-        return [
-            reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation)
-            for change, count in changes
         ]
 
     def _own_events(self, before: Watch, document: Document, ids: Sequence[str]) -> list[CloudEvent]:
@@ -364,6 +354,14 @@ class Reachability:
 
     def _recovered(self, since: datetime | None, cause: GapCause) -> CloudEvent:
         return self._parts.identity.reporter().recovered(since=since, cause=cause)
+
+
+def _missing(known: Mapping[str, ScheduledEvent], boot_id: str) -> dict[str, MissingEvent]:
+    """Let events end by a restart that the next document does not show; all by their keys."""
+    return {
+        key: MissingEvent(event=event, expires_at=0.0, reason="Restart", boot_id=boot_id)
+        for key, event in known.items()
+    }
 
 
 def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:

@@ -14,21 +14,12 @@ from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
+from bridge.approvals import policy
 from bridge.approvals.approver import READ_EVERY_SECONDS, ImdsApprover, choose
 from bridge.approvals.auto import Rules, Seen
 from bridge.approvals.command import Command, find_id, parse_command, unwrap
 from bridge.approvals.pending import Pending
-from bridge.approvals.policy import (
-    Decision,
-    already_approved,
-    decide_command,
-    expired,
-    is_expired,
-    names_other_vm,
-    not_recorded,
-    rejected,
-    unknown_outcome,
-)
+from bridge.approvals.policy import Decision
 from bridge.approvals.state import EventState, Place, State
 from bridge.approvals.step import answer, step
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
@@ -39,6 +30,7 @@ from bridge.formats.text import format_relative
 from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, is_among
 from bridge.runtime.program import Run
+from bridge.runtime.text import printable
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import iso_utc
 from bridge.service.answers import AnswerBatch, command_data, dead_letter
@@ -91,9 +83,7 @@ class Listener:
         self._runs: dict[Place, Run] = {}
         self._pending: dict[str, Pending] = {}
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
-        self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
-        if self.receiver:
-            self.receiver.receive_until(self._rest_from)
+        self._expect_commands()
 
     def run(self) -> None:
         """Decide until the stop; messages that are not decided by then are delivered again."""
@@ -134,8 +124,7 @@ class Listener:
         identity.resolve(at_once=bool(document and document.events))
         is_free = not (identity.resolved and (self._pending or self._runs))
         if is_free and self._bridge_events.follow_name() and self.receiver:
-            self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
-            self.receiver.receive_until(self._rest_from)
+            self._expect_commands()
 
     @property
     def _rules(self) -> Rules:
@@ -185,9 +174,13 @@ class Listener:
         events = document.events.values() if document else ()
         is_open = not document or self._pending or self._passed_since
         if is_open or any(map(self._may_be_approved, events)):
-            self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
-            if self.receiver:
-                self.receiver.receive_until(self._rest_from)
+            self._expect_commands()
+
+    def _expect_commands(self) -> None:
+        """Have commands received for AWAIT_SECONDS from now on."""
+        self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
+        if self.receiver:
+            self.receiver.receive_until(self._rest_from)
 
     def _may_be_approved(self, event: ScheduledEvent) -> bool:
         is_in_scope = self.settings.policy.scope == "group" or is_among(self._vm_name(), event.resources)
@@ -212,12 +205,11 @@ class Listener:
                 signed_id="" if self.settings.signing_secrets is None else signed_id(message.properties),
             )
         except ValueError as error:
-            self._answers.refuse(
-                message, "malformed", str(error), command_id=find_id(body, message.properties)
-            )
+            known = {"Id": find_id(body, message.properties) or printable(message.message_id)}
+            self._answers.refuse(message, "malformed", str(error), known)
             return None
         if fault := self._signature_fault(message, body):
-            self._answers.refuse(message, "bad_signature", fault, command=command)
+            self._answers.refuse(message, "bad_signature", fault, command_data(command))
             return None
         return command
 
@@ -242,8 +234,8 @@ class Listener:
             messages=(message,),
         ).continued(record)
         self._pending[command.key] = pending
-        if is_expired(command, self._clock.now()) and not pending.intended:
-            self._answer(pending, dict.fromkeys(pending.open, expired(command)))
+        if policy.is_expired(command, self._clock.now()) and not pending.intended:
+            self._answer(pending, dict.fromkeys(pending.open, policy.expired(command)))
 
     def _age_seconds(self, message: ReceivedMessage) -> float:
         """Return how long a message has been on the bus; the broker's clock may be ahead of this one."""
@@ -378,26 +370,28 @@ class Listener:
         if intent is None:
             return self._decision_before_post(pending, one, state, may_wait=may_wait)
         if state and not (known and known.may_be_scheduled):
-            return not_recorded(one.event if one else None)
+            return policy.not_recorded(one.event if one else None)
         stay_id, since = intent
         if one and one.stay.id != stay_id:
-            return unknown_outcome(rejected("denied", "the event has changed or returned since", one.event))
+            return policy.unknown_outcome(
+                policy.rejected("denied", "the event has changed or returned since", one.event)
+            )
         if one and self._clock.steady() - since >= IMDS_WAIT_SECONDS:
             detail = f"the first try was {IMDS_WAIT_SECONDS:.0f} s ago"
-            return unknown_outcome(rejected("denied", detail, one.event))
+            return policy.unknown_outcome(policy.rejected("denied", detail, one.event))
         decision = self._decision_before_post(pending, one, state, may_wait=may_wait)
-        return unknown_outcome(decision) if decision else None
+        return policy.unknown_outcome(decision) if decision else None
 
     def _decision_before_post(
         self, pending: Pending, one: EventState | None, state: State | None, *, may_wait: bool
     ) -> Decision | None:
         """Decide as if nothing had been POSTed; None while the event or a document is awaited."""
-        if self._identity.resolved and names_other_vm(pending.command, self._vm_name()):
-            return rejected("other_vm", f"it is meant for {pending.command.vm}")
-        now, has_expired = self._clock.now(), is_expired(pending.command, self._clock.now())
+        if self._identity.resolved and policy.names_other_vm(pending.command, self._vm_name()):
+            return policy.rejected("other_vm", f"it is meant for {pending.command.vm}")
+        now, has_expired = self._clock.now(), policy.is_expired(pending.command, self._clock.now())
         error = self._last_error if self._identity.resolved else "the VM's identity is not available"
         if has_expired and state:
-            return expired(pending.command, error)
+            return policy.expired(pending.command, error)
         if has_expired or self._clock.monotonic() - pending.arrived_at >= IMDS_WAIT_SECONDS:
             detail = error or "it was not decided in time"
             return Decision(outcome="failed", reason="imds_unavailable", detail=detail)
@@ -407,11 +401,11 @@ class Listener:
         if one and pending.may_have_waited and one.absent_at > grace_until:
             # As if it had been received when it was sent: its sender cannot have known this event.
             detail = "it was sent more than `grace_seconds` before this VM's document had the event"
-            return rejected("unknown_event", detail, event)
-        decision = decide_command(event, vm_name=self._vm_name(), policy=self.settings.policy, now=now)
+            return policy.rejected("unknown_event", detail, event)
+        decision = policy.decide_command(event, vm_name=self._vm_name(), policy=self.settings.policy, now=now)
         is_allowed = decision.outcome == "allowed"
         if one and (is_allowed or one.event.status == STARTED) and one.is_approved(now):
-            return already_approved(one.event)
+            return policy.already_approved(one.event)
         return decision
 
     def _has_time(self, pending: Pending, *, may_wait: bool) -> bool:
@@ -428,7 +422,7 @@ class Listener:
         What this VM has POSTed or answered, if only a part of it, stays here.
         """
         is_shared = bool(self.settings.queue) and not self.settings.session
-        names_this_vm = pending.command.vm and not names_other_vm(pending.command, self._vm_name())
+        names_this_vm = pending.command.vm and not policy.names_other_vm(pending.command, self._vm_name())
         if not is_shared or names_this_vm or self._answers.record(pending.command.key):
             return False
         now = self._clock.monotonic()
@@ -501,7 +495,7 @@ class Listener:
         events = dict(self._state.events)
         for key, decision in decided.items():
             said = replace(decision, detail=decision.detail or "an auto rule")
-            said = unknown_outcome(said) if events[key].stay.is_intended else said
+            said = policy.unknown_outcome(said) if events[key].stay.is_intended else said
             events[key] = answer(events[key], events[key].run, said, lambda effect: effect(self._answers))
         self._become(replace(self._state, events=events))
 
@@ -512,7 +506,7 @@ class Listener:
         final = {}
         for event_id, decision in allowed.items():
             if made := by_imds.get(event_id.lower()):
-                made = unknown_outcome(made) if event_id.lower() in pending.intended else made
+                made = policy.unknown_outcome(made) if event_id.lower() in pending.intended else made
                 detail = made.detail or decision.detail or self._program_had(event_id.lower())
                 final[event_id] = replace(made, detail=detail)
         if any(one.outcome == "accepted" for one in final.values()):

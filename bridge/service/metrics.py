@@ -95,7 +95,11 @@ def describe_process(registry: CollectorRegistry) -> None:
 
 
 class Meter:
-    """Counts what happens; every series that is known beforehand starts at zero. Any thread may call it."""
+    """Counts what happens; every series that is known beforehand starts at zero. Any thread may call it.
+
+    `approved` counts the seconds from a command's arrival to IMDS's answer to its POST, `unprepared` an event of this
+    VM that started although a rule's program had not succeeded, `jumped` a jump of the wall clock.
+    """
 
     def __init__(self, registry: CollectorRegistry, sinks: Iterable[str]) -> None:
         """Prepare all series.
@@ -136,21 +140,18 @@ class Meter:
         for outcome, reasons in RECEIPT_REASONS.items():
             for reason in reasons:
                 self._decided.labels(outcome.lower(), reason)
-        self._approvals = histogram(
-            "approval_seconds", "From a command's arrival to IMDS's answer to the POST.", _REQUEST_SECONDS
-        )
+        text = "From a command's arrival to IMDS's answer to the POST."
+        self.approved = histogram("approval_seconds", text, _REQUEST_SECONDS).observe
         text = "Programs of auto rules that have ended, by result."
         self._prepared = counter("prepared_total", text, result=PREPARED_RESULTS)
-        self._prepare_seconds = histogram(
-            "prepare_seconds", "How long programs of auto rules took that succeeded.", _PREPARE_SECONDS
-        )
-        self._unprepared = counter(
-            "started_unprepared_total",
-            "Events of this VM that started although a rule's program had not succeeded.",
-        )
+        text = "How long programs of auto rules took that succeeded."
+        self._prepare_seconds = histogram("prepare_seconds", text, _PREPARE_SECONDS)
+        text = "Events of this VM that started although a rule's program had not succeeded."
+        self.unprepared = counter("started_unprepared_total", text).inc
         text = "Programs that put the VM back to work that have ended, by result."
         self._recovered = counter("recovered_total", text, result=PREPARED_RESULTS)
-        self._jumps = counter("clock_jumps_total", "Jumps of the wall clock by more than a minute.")
+        text = "Jumps of the wall clock by more than a minute."
+        self.jumped = counter("clock_jumps_total", text).inc
         describe_process(registry)
 
     @contextmanager
@@ -194,10 +195,6 @@ class Meter:
         if seconds is not None:
             self._waited.labels(sink).observe(seconds)
 
-    def approved(self, seconds: float) -> None:
-        """Count the time from a command's arrival to IMDS's answer to its POST."""
-        self._approvals.observe(seconds)
-
     def prepared(self, result: str, seconds: float) -> None:
         """Count a program of an auto rule that has ended, with one of PREPARED_RESULTS."""
         self._prepared.labels(result).inc()
@@ -207,14 +204,6 @@ class Meter:
     def recovered(self, result: str) -> None:
         """Count a program that puts the VM back to work and has ended, with one of PREPARED_RESULTS."""
         self._recovered.labels(result).inc()
-
-    def unprepared(self) -> None:
-        """Count an event of this VM that started although a rule's program had not succeeded."""
-        self._unprepared.inc()
-
-    def jumped(self) -> None:
-        """Count a jump of the wall clock."""
-        self._jumps.inc()
 
 
 class StatusCollector(Collector):
@@ -265,11 +254,8 @@ class StatusCollector(Collector):
             text = "Since a program took this VM out of work that is not put back; 0 while it works."
             yield _single("out_of_work_seconds", text, max(ages))
         yield from _of_sinks(status.sinks or {}, now)
-        yield _gauge(
-            "unconfigured_backlog_events",
-            "Events that wait for a sink that is not configured.",
-            *(("sink",), status.left_sinks or {}),
-        )
+        text = "Events that wait for a sink that is not configured."
+        yield _gauge("unconfigured_backlog_events", text, ("sink",), status.left_sinks or {})
 
 
 def _of_imds(flow: ForwardStatus, now: datetime, began_at: datetime) -> Iterator[Metric]:

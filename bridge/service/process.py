@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from threading import Thread
+from threading import Thread, Timer
 from typing import TYPE_CHECKING
 
 from bridge import __version__
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 5.0
 PRUNE_SECONDS = TRIAL_SECONDS = 60.0
 PROGRESS_SECONDS = 10.0
+# A disk that does not answer for so long takes no notice, either.
+HUNG_SECONDS = 30.0
 # How long closing the state may take after stop_seconds.
 LAST_SECONDS = 30.0
 _JOIN_SECONDS = 0.02
@@ -187,16 +189,24 @@ class Process:
                 continue  # a real write or a try has just succeeded
             quiet_seconds = 0.0
             folder, error = self._parts.folder.path, None
+            text = f"{folder}: the disk does not answer within {HUNG_SECONDS:.0f} s"
+            hung = Timer(HUNG_SECONDS, self._note_trial, [text])
+            hung.daemon = True
+            hung.start()
             try:
                 try_to_write(folder)
             except FileNotFoundError:
                 pass  # the outbox makes the folder again, or has an error of its own
             except OSError as failure:
                 error = f"{folder}: {failure}"
-            if bool(error) != bool(self._trial_error):
-                text = "the state store %s take a notice now"
-                log.error(text, "cannot" if error else "can", extra={"error": error})
-            self._trial_error = error
+            hung.cancel()
+            self._note_trial(error)
+
+    def _note_trial(self, error: str | None) -> None:
+        if bool(error) != bool(self._trial_error):
+            text = "the state store %s take a notice now"
+            log.error(text, "cannot" if error else "can", extra={"error": error})
+        self._trial_error = error
 
     def _check_progress(self) -> None:
         """Report to the supervisor that the process works, but only while every loop makes progress."""

@@ -26,7 +26,7 @@ from bridge.contract.status import (
 )
 from bridge.errors import UsageError
 from bridge.formats.text import format_duration, format_relative, table
-from bridge.imds.document import Document, ScheduledEvent, read_document
+from bridge.imds.document import Document, ScheduledEvent, names, read_document
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import iso_utc, parse_iso
 
@@ -240,7 +240,7 @@ def _events(report: Report) -> list[str]:
             _starts(event),
             str(event.get("EventSource") or "-"),
             event["EventId"],
-            ", ".join(map(str, event.get("Resources") or [])) or "-",
+            ", ".join(names(event.get("Resources"))) or "-",
         )
         for event in report.events
     ]

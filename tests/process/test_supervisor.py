@@ -150,7 +150,7 @@ def test_a_loop_that_hangs_is_named_until_it_ends_and_no_other_thread() -> None:
         "announces any time": lambda: wait(None),
         "calls with a limit": call,
     }
-    threads = [start_thread(name, loop) for name, loop in loops.items()]  # type: ignore[arg-type]
+    threads = [start_thread(name, loop) for name, loop in loops.items()]
     report_progress()  # nor is the main thread, which is no loop
     extend_deadline(0.0)
     wait_until(lambda: stalled_threads() == ["hangs"])

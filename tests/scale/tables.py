@@ -278,7 +278,7 @@ def options() -> str:
         [
             'webhooks to the console, `scope = "self"`',
             "its machine",
-            "its rate; [measured](benchmarks.md#figures): 5,745 events a second in batches on loopback",
+            "its rate; [measured](benchmarks.md#figures): 7,966 events a second in batches on loopback",
         ],
     ]
     return _table(["option", "a month", "breaks first"], rows)

@@ -43,7 +43,13 @@ REBOOT = {
     "EventSource": "User",
     "Resources": ["web-0", "web-1"],
 }
-FREEZE = {"EventId": "C7061BAC", "EventType": "Freeze", "EventStatus": "Started", "NotBefore": ""}
+FREEZE = {
+    "EventId": "C7061BAC",
+    "EventType": "Freeze",
+    "EventStatus": "Started",
+    "NotBefore": "",
+    "Resources": 5,
+}
 
 
 class Process:
@@ -217,7 +223,7 @@ def paths_of(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
         yield from paths_of(inner if name != "document" else None, (*path, name))
 
 
-@pytest.mark.parametrize("damage", [None, [5]])
+@pytest.mark.parametrize("damage", [None, [5], float("inf")])
 @pytest.mark.parametrize("role", ["forward", "listen", "relay", "console"])
 def test_each_field_that_is_missing_or_of_another_type_is_not_known_and_nothing_else(
     cli: Cli, role: str, damage: Any

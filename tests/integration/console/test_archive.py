@@ -45,7 +45,12 @@ def state_of(seen: Shown) -> tuple[object, ...]:
     return vms, [(one.event_id, one.status, one.resources) for one in seen.events()]
 
 
-def test_an_archive_and_an_export_make_the_store_again(tmp_path: Path, console: Call) -> None:
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_archive_and_an_export_make_the_store_again_in_any_order(
+    tmp_path: Path, console: Call, monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    monkeypatch.setattr("bridge.console.archive.BATCH_EVENTS", 1)
+    monkeypatch.setattr("bridge.console.expected.MAX_BYTES", 100)  # of what is sent: an export has more
     first, second = tmp_path / "first", tmp_path / "state" / "console"
     first.mkdir()
     place = "/subscriptions/s/resourceGroups/shop/providers/Microsoft.Compute/virtualMachines"
@@ -65,7 +70,8 @@ def test_an_archive_and_an_export_make_the_store_again(tmp_path: Path, console: 
         exported = [*export_own(first / "console.db")]  # while the store is in use
         wanted = state_of(seen)
 
-    files = write(tmp_path / "archive.jsonl", *ARCHIVE), write(tmp_path / "own.jsonl", *exported)
+    marked = "\ufeff".encode() + exported[0] + b"\r", *exported[1:]
+    files = [write(tmp_path / "archive.jsonl", *ARCHIVE), write(tmp_path / "own.jsonl", *marked)][::order]
     assert console("import", *files) == CommandResult(0, "11 new, 0 known, 0 ignored, 0 unreadable\n", "")
     again = console("import", *reversed(files))  # the two lists have no id of their own
     assert again == CommandResult(0, "2 new, 9 known, 0 ignored, 0 unreadable\n", "")
@@ -87,7 +93,7 @@ def test_lines_that_cannot_be_read_are_told_and_the_others_are_kept(tmp_path: Pa
     assert done.err.splitlines() == [
         f"{archive}, line 1: the attribute specversion is missing",
         f"{archive}, line 4: the body: Input should be a valid list; expected a list of VMs with Name and ResourceId",
-        f"{archive}, line 12: not JSON: Expecting value: line 2 column 1 (char 7)",
+        f"{archive}, line 12: not JSON: Expecting value: line 1 column 7 (char 6)",
     ]
 
 

@@ -506,6 +506,12 @@ def test_a_wave_is_a_line_that_opens_and_closes_and_pages_like_all_events(tmp_pa
         (more,) = re.findall('rel="next" href="([^"]+)', opened)
         assert "101 to 200 of 240 lines" in console.page(html.unescape(more))
         assert "This wave is over" in console.page(f"/?wave={event_id('db')}")
+        last = address.rpartition("=")[2]
+        (name,) = (vm for number in range(240) if event_id(vm := f"web-{number}").lower() == last)
+        named = event(name, at=NOW, vms=[name], minutes=30)
+        console.send(FleetVm(name, epoch="2").change("canceled", named, NOW))
+        left = console.page(html.unescape(address))
+        assert ("239 Reboots of shop" in left, "1 to 100 of 239 lines" in left) == (True, True)
 
 
 def test_the_cells_of_a_large_fleet_have_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError
 
-from bridge.azure import bus_receiver
+from bridge.azure import bus_receiver, internals
 from bridge.azure.bus_receiver import BusReceiver, Connection, try_to_receive
 from bridge.azure.internals import abort_connection, close_socket_on_close
 from bridge.azure.receiver import ReceivedMessage
@@ -210,7 +210,7 @@ def test_a_message_may_have_waited_until_an_empty_receive_some_seconds_after_con
 
     monkeypatch.setattr(sdk, "receive_messages", lambda **_: receive())
     monkeypatch.setattr(bus_receiver, "convert", convert)
-    monkeypatch.setattr(bus_receiver, "release", lambda *_: None)
+    monkeypatch.setattr(internals, "release", lambda *_: None)
     monkeypatch.setattr(Connection, "locks_to_renew", lambda _: [])
     receiver.run()
     assert seen == [True, True, False]
@@ -249,7 +249,7 @@ def test_a_lost_lock_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
             raise MessageLockLostError
         return [datetime.now(UTC) + timedelta(seconds=60) for _ in handles]
 
-    monkeypatch.setattr(bus_receiver, "renew_locks", renew)
+    monkeypatch.setattr(internals, "renew_locks", renew)
     sdk: Any = SimpleNamespace(session=None)
     connection = Connection(
         client=sdk, receiver=sdk, address="", what="commands", session="", clock=MovedClock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from tests.support.receivers import ROUTING_KEY, check_pagerduty, pagerduty, set
 from tests.support.samples import EVENT_TYPES, EVENTS, NOW, scheduled, updated, with_data
 
 EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
-WATCH, OUT_OF_WORK = (f"imds-bridge:{name}:web-0/forward" for name in ("watch", "out-of-work"))
+VM = EVENTS["imds.unreachable"]["data"]["Vm"]["ResourceId"].lower()
+WATCH, OUT_OF_WORK = (f"imds-bridge:{name}:{VM}:web-0/forward" for name in ("watch", "out-of-work"))
 ACTIONS = {
     **dict.fromkeys(("scheduledevent.scheduled", "scheduledevent.updated"), ("trigger", EVENT_ID)),
     **dict.fromkeys(("scheduledevent.started", "approval.accepted"), ("acknowledge", EVENT_ID)),
@@ -24,8 +26,8 @@ ACTIONS = {
     **dict.fromkeys(
         ("approval.rejected", "approval.failed"), ("trigger", f"imds-bridge:approval:{EVENT_ID}")
     ),
-    "approval.prepared": ("resolve", f"imds-bridge:drain:web-0/forward:{EVENT_ID}"),
-    "bridge.loss": ("trigger", "imds-bridge:loss:web-0/forward"),
+    "approval.prepared": ("resolve", f"imds-bridge:drain:{VM}:web-0/forward:{EVENT_ID}"),
+    "bridge.loss": ("trigger", f"imds-bridge:loss:{VM}:web-0/forward"),
     "bridge.test": ("trigger", "imds-bridge:test:web-0"),
 }
 
@@ -71,6 +73,19 @@ def test_a_type_without_an_action_is_refused_by_name(event: dict[str, Any], reas
 )
 def test_the_action_depends_on_what_was_there_and_what_runs(event: dict[str, Any], action: str) -> None:
     assert write(event)["event_action"] == action
+
+
+@pytest.mark.parametrize("kind", ["imds.recovered", "approval.recovered", "bridge.loss"])
+def test_vms_of_one_name_have_alerts_of_their_own(kind: str) -> None:
+    event = EVENTS[kind]
+    vm = event["data"]["Vm"]
+    keys = {
+        write(
+            with_data(event, Vm={**vm, "ResourceId": re.sub("resourceGroups/[^/]*", group, vm["ResourceId"])})
+        )["dedup_key"]
+        for group in ("resourceGroups/prod", "resourceGroups/staging", "RESOURCEGROUPS/Staging")
+    }
+    assert len(keys) == 2
 
 
 def test_what_failed_has_an_alert_of_its_own_which_its_success_resolves() -> None:

@@ -22,7 +22,7 @@ from bridge.service.dispatcher import Dispatcher
 from bridge.service.process import Flow, Process
 from tests.support.clock import MovedClock
 from tests.support.forward import parts_of
-from tests.support.process import LIMIT_SECONDS
+from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.status import process_status
 
 
@@ -287,3 +287,19 @@ def test_a_sink_that_cannot_be_built_ends_the_process_in_order() -> None:
         rig.run(seconds=3600, dispatchers=refuse)
     assert rig.loop_ended.wait(LIMIT_SECONDS)
     assert rig.outbox.close.call_count == 1
+
+
+def test_a_disk_that_does_not_answer_shows_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Doubles()
+    rig.outbox.changes = 7
+    process = rig.process(seconds=1)
+    monkeypatch.setattr("bridge.service.process.HUNG_SECONDS", 0.0)
+
+    def shown() -> object:
+        process._look_after_state()
+        return rig.folder.statuses[-1].storage_error
+
+    monkeypatch.setattr("bridge.service.process.try_to_write", lambda _: wait_until(lambda: bool(shown())))
+    process._parts.stop = Waits(*([lambda: None] * 12))
+    process._try_state()
+    assert shown() is None
