@@ -87,6 +87,8 @@ class Console:
         away_seconds = (self.settings.put_away_days or 1e6) * DAY
         self._store = open_store(self._folder, self._clock, away_seconds)
         self._socket = _listen(self.settings.listen)
+        host, port = self._socket.getsockname()[:2]  # asked now: the server closes it before its last answers
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self.stop, self._settled, self._drained = Stop(), Stop(), Stop()
         self.live = Live(lambda: self.writer.version)
         self.writer = Writer(
@@ -115,12 +117,6 @@ class Console:
         )
         self._server = _server(web.app())
         self._started_at = self._clock.now()
-
-    @property
-    def address(self) -> str:
-        """Where the console is reached on this machine."""
-        host, port = self._socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def run(self, signals: Signals) -> int:
         """Run until a signal comes, or a thread ends; return the exit code."""

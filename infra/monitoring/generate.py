@@ -70,14 +70,18 @@ _TAIL = """\
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A panel of the dashboard, or the heading of a row, which has no expression."""
+    """A panel of the dashboard, or the heading of a row, which has no query."""
 
     title: str
     kind: str
-    expr: str
-    legend: str
+    queries: tuple[tuple[str, str], ...]  # each expression, and the legend of its lines
     unit: str
     place: dict[str, int]
+
+    @property
+    def expr(self) -> str:
+        """All that the panel asks for, as one expression; empty for a heading."""
+        return " or ".join(expr for expr, _ in self.queries)
 
 
 def panels() -> list[Panel]:
@@ -86,8 +90,9 @@ def panels() -> list[Panel]:
         Panel(
             title=one["title"],
             kind=one["type"],
-            expr=" or ".join(target["expr"] for target in one.get("targets", ())),
-            legend="".join(target.get("legendFormat", "") for target in one.get("targets", ())),
+            queries=tuple(
+                (target["expr"], target.get("legendFormat", "")) for target in one.get("targets", ())
+            ),
             unit=one.get("fieldConfig", {}).get("defaults", {}).get("unit", "short"),
             place=one["gridPos"],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.support.browser import chromium, opened
+from tests.support.bus import bus_config
 from tests.support.console import (
     ANA,
     FleetVm,
@@ -55,6 +57,38 @@ def page(browser: Browser, console: RunningConsole) -> Iterator[Page]:
     with opened(browser, console.url) as one:
         one.goto("/")
         yield one
+
+
+@pytest.fixture(scope="module")
+def on_call(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
+    """Return such a console with approvals, two events that take turns, and one that ended weeks ago."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    folder, settings = (
+        tmp_path_factory.mktemp("on-call"),
+        {"listen": address, "public_url": f"http://{address}"},
+    )
+    with (
+        ServiceBusLab(bus_config()) as bus,
+        approval_console(folder, bus.connection_string, **settings) as running,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(sys.modules[__name__], "NOW", datetime.now(UTC))  # as `this_moment`
+        mine, old = FleetVm("pay-0", group="payments", epoch="2", tags={"team": "Payments"}), FleetVm("old-0")
+        first, second, ended = (
+            event("first", at=NOW, vms=["pay-0", "pay-1"], minutes=20),
+            event("mine", at=NOW, vms=["pay-0", "pay-1"], minutes=30, EventSource="User"),
+            event("ended", at=ago(480), vms=["old-0"], type="Redeploy"),
+        )
+        running.send(
+            *(
+                old.change("scheduled", ended, ago(480)),
+                old.change("completed", ended, ago(479), previous=ended),
+            ),
+            *(old.heartbeat(NOW), *fleet()),
+            *(mine.change("scheduled", first, NOW), mine.prepared(first, NOW), mine.prepared(second, NOW)),
+        )
+        yield running
 
 
 def ago(hours: float) -> datetime:
@@ -267,6 +301,58 @@ def test_the_first_event_that_is_due_is_on_the_first_screen(
             row = page.get_by_role("table", name="Open events").locator("tbody tr").first.bounding_box()
             assert row
             assert row["y"] + min(row["height"], 60) <= size[1], path
+
+
+MINE = f"/event/{event_id('mine').lower()}"
+QUESTIONS: dict[str, tuple[str, dict[str, str | re.Pattern[str]]]] = {
+    "what comes in the next hour?": (
+        "/",
+        {"h1": "17 within the hour", "td.lead >> nth=2": re.compile(r"in \d+ min")},
+    ),
+    "which are mine?": (
+        "/?tag=team%3DPayments",
+        {"h1": "2 within the hour (2 VMs)", "td.wide >> nth=0": "pay-0, pay-1"},
+    ),
+    "who caused it, and may I approve?": (
+        MINE,
+        {"#part-head": "caused by a user", ".approve button": "Approve the reboot"},
+    ),
+    "what is not watched?": ("/", {".unwatched": "pay-1", ".tile:has-text('not watched')": "3"}),
+    "what was there last month?": (
+        "/history",
+        {"table[aria-labelledby=ends]": "Redeploy", "table[aria-labelledby=events]": "old-0"},
+    ),
+    "what is overdue?": ("/?due=overdue", {"h1": "1 overdue", "td.lead": "overdue"}),
+    "who is prepared?": (
+        MINE,
+        {
+            "#part-head": "1 of 2",
+            "[data-label=Preparation] >> nth=0": "not prepared yet, place 2",
+            ".approve": "1 of 2 VMs would be released unprepared: pay-1.",
+        },
+    ),
+    "will my turn come in time?": (
+        MINE,
+        {"dl.facts": "place 2, after 1 event on 2 VMs", "h1 .num": re.compile(r"in \d+ min")},
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["desktop", "phone"])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_each_question_of_a_person_on_call_is_answered_within_the_width_of_the_screen(
+    browser: Browser, on_call: RunningConsole, question: str, size: tuple[int, int]
+) -> None:
+    path, answers = QUESTIONS[question]
+    screen = {"width": size[0], "height": size[1]}
+    with opened(browser, on_call.url, viewport=screen, extra_http_headers=ANA) as page:
+        page.goto(path)
+        for place, text in answers.items():
+            expect(page.locator(place)).to_contain_text(text)
+            box = page.locator(place).bounding_box()
+            assert box
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= size[0], place
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -87,3 +87,10 @@ def test_a_second_console_on_the_same_state_is_refused(tmp_path: Path) -> None:
     assert "is held by process" in result.stderr
     assert status.returncode == 0, status.stderr
     assert f"WEB   {console.url}, 0 event(s) received, the last never" in status.stdout
+
+
+def test_an_orderly_stop_is_in_the_status_file(tmp_path: Path) -> None:
+    with ConsoleProcess(tmp_path) as console:
+        assert console.status()["running"] is True
+        assert console.stop() == 0
+        assert console.status()["running"] is False

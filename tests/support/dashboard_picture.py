@@ -7,9 +7,11 @@ fails, and a command approves an event; the panels are drawn from Prometheus' AP
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from html import escape
 from pathlib import Path
@@ -29,7 +31,7 @@ SCRAPE_SECONDS = 1
 
 ROLES: tuple[Literal["forward", "listen"], ...] = ("forward", "listen")
 PORTS = {role: free_port() for role in ROLES}
-COLUMN, LINE, GAP = 45, 24, 6
+COLUMN, LINE, GAP, LEGEND_LINE = 45, 24, 6, 13
 COLORS = ("#1f60c4", "#c4162a", "#37872d", "#e0b400", "#8f3bb8", "#fa6400", "#5794f2", "#96d98d")
 Lines = dict[str, list[tuple[float, float]]]  # the times and values of each, by its legend
 
@@ -41,13 +43,15 @@ def main() -> None:
         imds = stack.enter_context(ImdsLab(vms=["web-0", "web-1"]))
         inbox = stack.enter_context(Inbox())
         bus = stack.enter_context(ServiceBusLab(bus_config()))
-        for role in ROLES:
+        forward, _ = (
             stack.enter_context(Forward(folder / role, _settings(PORTS[role], imds, inbox, bus), role=role))
+            for role in ROLES
+        )
         targets = {f"web-0/{role}": port for role, port in PORTS.items()}
         running = stack.enter_context(prometheus(folder, targets, every_seconds=SCRAPE_SECONDS))
         wait_until(lambda: running.has("imds_bridge_build_info", len(PORTS)))
         start = time.time()
-        _play(imds, inbox, bus, until=start + RUN_SECONDS)
+        _play(imds, inbox, bus, forward, until=start + RUN_SECONDS)
         PICTURE.write_text(draw(running, start, time.time()), encoding="utf-8")
 
 
@@ -69,9 +73,9 @@ def _settings(port: int, imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab) -> dic
     }
 
 
-def _play(imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab, *, until: float) -> None:
-    """Let events come and go, send two commands, and let a receiver and then IMDS fail for a while."""
-    part = (until - time.time()) / 11
+def _play(imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab, forward: Forward, *, until: float) -> None:
+    """Let events come and go, send two commands, let a receiver and then IMDS fail for a while, and restart."""
+    part = (until - time.time()) / 12
     time.sleep(part)
     for event_type in ("Freeze", "Reboot"):
         imds.schedule(event_type=event_type, resources=["web-0"], notice_seconds=900)
@@ -93,18 +97,22 @@ def _play(imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab, *, until: float) -> N
     imds.fault(503, count=None)
     time.sleep(part)
     imds.clear_faults()
+    time.sleep(part)
+    forward.stop()
+    forward.start()
     time.sleep(until - time.time())
 
 
 def read(running: Prometheus, panel: Panel, start: float, end: float) -> Lines:
     """Return what Grafana would draw in a panel."""
-    query = panel.expr.replace("$__rate_interval", "15s").replace("$instance", ".*")
     found = {}
-    for one in running.ask("query_range", query=query, start=start, end=end, step=SCRAPE_SECONDS):
-        legend = re.sub(r"{{(\w+)}}", lambda label: one["metric"].get(label[1], label[0]), panel.legend)  # noqa: B023
-        points = [(at, float(value)) for at, value in one["values"] if value not in ("NaN", "+Inf")]
-        if points:
-            found[legend] = points
+    for expr, legend in panel.queries:
+        query = expr.replace("$__rate_interval", "15s").replace("$instance", ".*")
+        for one in running.ask("query_range", query=query, start=start, end=end, step=SCRAPE_SECONDS):
+            name = re.sub(r"{{(\w+)}}", lambda label: one["metric"].get(label[1], label[0]), legend)  # noqa: B023
+            points = [(at, float(value)) for at, value in one["values"] if value not in ("NaN", "+Inf")]
+            if points:
+                found[name] = points
     return found
 
 
@@ -113,7 +121,7 @@ def draw(running: Prometheus, start: float, end: float) -> str:
     parts: list[str] = []
     for panel in panels():
         x, y = panel.place["x"] * COLUMN + GAP, panel.place["y"] * LINE + GAP
-        if not panel.expr:
+        if not panel.queries:
             parts.append(_text(x, y + 18, panel.title, size=16, weight="bold"))
             continue
         width, height = panel.place["w"] * COLUMN - GAP, panel.place["h"] * LINE - GAP
@@ -136,7 +144,8 @@ def draw(running: Prometheus, start: float, end: float) -> str:
 
 
 def _draw_graph(panel: Panel, found: Lines, width: int, height: int, times: tuple[float, float]) -> str:
-    left, top, bottom = 58, 26, height - 34
+    legends = list(_legends(found, width))
+    left, top, bottom = 58, 26, height - 20 - LEGEND_LINE * (legends[-1][1] + 1)
     start, end = times
     highest = max(0.0, *(value for points in found.values() for _, value in points)) or 1.0
     across, down = (width - 8 - left) / (end - start), (bottom - top) / highest
@@ -145,16 +154,33 @@ def _draw_graph(panel: Panel, found: Lines, width: int, height: int, times: tupl
         y = bottom - share * (bottom - top)
         parts.append(f'<path d="M{left} {y:.1f}H{width - 8}" stroke="#e8e8e8"/>')
         parts.append(_text(4, y + 4, _amount(highest * share, panel.unit), size=10))
-    x = float(left)
-    for (legend, points), color in zip(found.items(), itertools.cycle(COLORS), strict=False):
+    for (legend, points), (x, line), color in zip(
+        found.items(), legends, itertools.cycle(COLORS), strict=False
+    ):
         placed = " ".join(
-            f"{left + (at - start) * across:.1f},{bottom - max(value, 0) * down:.1f}" for at, value in points
+            f"{left + (at - start) * across:.1f},{bottom - max(value, 0) * down:.1f}"
+            for at, value in _bends(points)
         )
         parts.append(f'<polyline points="{placed}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-        if x + 6 * len(legend) <= width + 10:
-            parts.append(_text(x, height - 10, legend, size=10, color=color))
-        x += 6 * len(legend) + 10
+        parts.append(_text(x, bottom + 20 + LEGEND_LINE * line, legend, size=10, color=color))
     return "".join(parts)
+
+
+def _bends(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points without those within a level part of the line."""
+    edge = (0.0, math.nan)
+    around = zip([edge, *points], points, [*points[1:], edge], strict=False)
+    return [one for before, one, after in around if not before[1] == one[1] == after[1]]
+
+
+def _legends(found: Lines, width: int) -> Iterator[tuple[float, int]]:
+    """Give where each legend begins, and on which line below the graph."""
+    x, line = 8.0, 0
+    for legend in found:
+        if x > 8 and x + 5.5 * len(legend) > width:
+            x, line = 8.0, line + 1
+        yield x, line
+        x += 5.5 * len(legend) + 10
 
 
 def _amount(value: float, unit: str) -> str:
