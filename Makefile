@@ -66,19 +66,19 @@ newcomer: ## run all tests of the last commit on a Debian 12 with the README's p
 	@tests/newcomer/run
 
 bench: $(READY) ## measure against the limits; JSON=FILE also writes the figures to a file
-	@$(BIN)/python -m tests.bench $(if $(JSON),--json $(JSON))
+	@$(BIN)/python -m tools.bench $(if $(JSON),--json $(JSON))
 
 mutants: $(READY) ## make N single mistakes in a copy of the code, and list those that no test notices (SEED=1 repeats)
-	@$(BIN)/python -m tests.mutants --count $(or $(N),200) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tools.mutants --count $(or $(N),200) $(if $(SEED),--seed $(SEED))
 
 soak: $(READY) ## run everything at once under random faults for MINUTES=14, then check it (SEED=1 repeats the faults)
-	@$(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tools.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 fleet: $(READY) ## run 200 forwarders and 20 listeners through a storm of events, in at most 10 minutes (VMS=200 LISTENERS=20)
-	@$(BIN)/python -m tests.fleet $(if $(VMS),--vms $(VMS)) $(if $(LISTENERS),--listeners $(LISTENERS))
+	@$(BIN)/python -m tools.fleet $(if $(VMS),--vms $(VMS)) $(if $(LISTENERS),--listeners $(LISTENERS))
 
 dist: $(RELEASE_READY) ## build sdist, wheel and SBOM into dist/, twice, and check them in a clean environment
-	@VENV=$(VENV) infra/packaging/dist.sh
+	@VENV=$(VENV) tools/packaging/dist.sh
 
 audit: $(RELEASE_READY) ## look for known vulnerabilities of the locked versions; DRY_RUN=1 needs no network
 	@$(BIN)/pip-audit --strict --disable-pip --progress-spinner off $(if $(DRY_RUN),--dry-run) \

@@ -73,7 +73,7 @@ def completion(command: argparse.ArgumentParser) -> None:
 
 
 def _print_completion(arguments: argparse.Namespace) -> int:
-    # The build has written it: infra/packaging/shell.py.
+    # The build has written it: tools/packaging/shell.py.
     file = Path(__file__).parent / "share" / f"completion.{arguments.shell}"
     show(*file.read_text(encoding="utf-8").rstrip("\n").split("\n"))
     return OK

@@ -19,7 +19,7 @@ from bridge.console.rows import MAX_CHARACTERS, EventRow, ReportRow, VmRow
 
 BASE = "/api/v1"
 MAX_PAGE = 999_999
-# Written by `python -m infra.contract.console_api`.
+# Written by `python -m tools.contract.console_api`.
 DOCUMENT = files("bridge.console").joinpath("openapi.json").read_bytes()
 Next = Annotated[str | None, Field(description="The address of the next page; null on the last one.")]
 

@@ -30,7 +30,7 @@ def is_property(name: str) -> bool:
     return name in PROPERTIES or any(f"{outer}.*" in PROPERTIES for outer in objects)
 
 
-# What the models of infra/contract name: infra/contract/generate.py writes the file.
+# What the models of tools/contract name: tools/contract/generate.py writes the file.
 _NAMES = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
 
 EVENT_NAMES: tuple[str, ...] = tuple(_NAMES["events"])

@@ -17,7 +17,7 @@ HELD_EVENTS = 500  # at most, and in one digest
 FIRST_SECONDS = 30.0
 ALARM_SECONDS = 2.0
 SHORT_SECONDS = 30.0  # a notice of this length cannot gather
-# How long copies are held at most, a sixth of the usual notice: 500 events in a minute fit a namespace (tests/scale).
+# How long copies are held at most, a sixth of the usual notice: 500 events in a minute fit a namespace (tools/scale).
 HOLD_SECONDS = 150.0
 STARTED = "io.imdsbridge.scheduledevent.started."
 NOTICE_SHARE = 6  # of the notice that is left, at most

@@ -113,7 +113,7 @@ trap 'clean_up >/dev/null 2>&1 || true' EXIT
 trap 'exit 1' TERM INT
 
 # The local pip's index and certificate authorities are used, and are not part of the image.
-infra/packaging/pip_settings.sh "$bin/python" "$scratch"
+tools/packaging/pip_settings.sh "$bin/python" "$scratch"
 version=$("$bin/python" -c 'import bridge; print(bridge.__version__)')
 secrets=("--secret=id=pip.conf,src=$scratch/pip.conf")
 if [ -f "$scratch/pip.crt" ]; then secrets+=("--secret=id=ca.crt,src=$scratch/pip.crt"); fi

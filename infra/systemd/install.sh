@@ -102,7 +102,7 @@ fingerprint() { # identify the set of files to install
     "$python" -c 'import sys; print(sys.base_prefix)'
     if [ -f "$source" ]; then cat "$source"; else
         git -C "$source" describe --tags --always --dirty 2>/dev/null || true
-        find "$source/bridge" "$source/infra/packaging" "$source/pyproject.toml" "$source"/.git_archival.txt \
+        find "$source/bridge" "$source/tools/packaging" "$source/pyproject.toml" "$source"/.git_archival.txt \
             \( -name __pycache__ -o -name share \) -prune -o -name version.txt -o -type f -print 2>/dev/null |
             LC_ALL=C sort | tr '\n' '\0' | xargs -0 cat
     fi | cat - "$lock" "$here/install.sh" "$here"/*.service | sha256sum

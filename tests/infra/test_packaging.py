@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bridge import __version__
-from infra.packaging import licences
 from tests.support.paths import ROOT
+from tools.packaging import licences
 
 BUILD_FILES = (".git_archival.txt", ".gitattributes", ".gitignore", "LICENSE", "README.md", "pyproject.toml")
 
@@ -37,7 +37,7 @@ def repository(tmp_path: Path) -> Path:
     """Return a repository with what the build reads, at the tag v1.2.3."""
     folder = tmp_path / "repository"
     built = shutil.ignore_patterns("__pycache__", "share", "version.txt")
-    for name in ("bridge", "infra/packaging", "schemas"):
+    for name in ("bridge", "tools/packaging", "schemas"):
         shutil.copytree(ROOT / name, folder / name, ignore=built)
     for name in BUILD_FILES:
         (folder / name).write_bytes((ROOT / name).read_bytes())

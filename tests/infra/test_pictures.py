@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import xml.etree.ElementTree as ET
 
-from infra.pictures.record import COLUMNS, record, svg
 from tests.support.paths import ROOT
+from tools.pictures.record import COLUMNS, record, svg
 
-PICTURES = ROOT / "infra" / "pictures"
+PICTURES = ROOT / "tools" / "pictures"
 COLOURFUL = """
 import sys
 print("\\033[33mIMDS\\033[0m a < b" if sys.stdout.isatty() else "no terminal")

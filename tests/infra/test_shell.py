@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.main import COMMANDS, build_parser
-from infra.packaging import shell
 from tests.support.paths import ROOT
 from tests.support.process import run
 from tests.support.programs import tool
+from tools.packaging import shell
 
 BASH = """
 source "$1"

@@ -109,7 +109,7 @@ def test_the_usage_lists_the_options_that_are_parsed_and_the_page_names_no_other
 # --- the installation ---
 
 
-FOLDERS = ("bridge", "schemas", "infra/packaging", "infra/systemd", "requirements")  # of a checkout
+FOLDERS = ("bridge", "schemas", "tools/packaging", "infra/systemd", "requirements")  # of a checkout
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 
 
@@ -151,9 +151,9 @@ def entries(tree: Path) -> dict[str, tuple[int, int, int]]:
 @pytest.mark.parametrize(
     "name",
     [
-        *("infra/systemd/install.sh", "infra/container/trial.sh", "infra/packaging/dist.sh", ".ci/run"),
+        *("infra/systemd/install.sh", "infra/container/trial.sh", "tools/packaging/dist.sh", ".ci/run"),
         *("tests/windows/prepare", "tests/windows/python", "tests/windows/run", "tests/systemd/boot"),
-        *("tests/newcomer/root", "tests/newcomer/run", "infra/packaging/pip_settings.sh"),
+        *("tests/newcomer/root", "tests/newcomer/run", "tools/packaging/pip_settings.sh"),
         "infra/consumers/dotnet/try.sh",
     ],
 )

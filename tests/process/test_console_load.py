@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.bench.measure import memory_mib
 from tests.support.console import BATCH, TOKEN, ConsoleProcess, FleetVm, batch, behind_proxy, signed_in
 from tests.support.process import LIMIT_SECONDS
+from tests.support.usage import memory_mib
 
 GENERATORS, PER_SECOND, SECONDS, CONNECTIONS = 2, 10_000, 3, 60
 MAX_MIB = 120

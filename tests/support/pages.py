@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "schemas/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "infra").rglob("*.md")),
+    *(page for name in ("infra", "tools") for page in sorted((ROOT / name).rglob("*.md"))),
 ]
 CLOUD_INIT = ROOT / "infra" / "systemd" / "cloud-init.yaml"
 # What a page shows in the place of a secret's file.

@@ -47,7 +47,7 @@ NO_CODE = {
 
 
 def main() -> None:
-    """Print a line for each package of `bridge`, for other kinds of files, and for the tests."""
+    """Print a line for each package of `bridge`, for other kinds of files, for the tests and for the tools."""
     bridge = (Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT) / "bridge"
     sizes: dict[str, list[int]] = defaultdict(list)
     bodies: list[int] = []
@@ -66,7 +66,8 @@ def main() -> None:
     print(f"body of a function: median {median:g}, 90th percentile {high:g} lines")
     for suffix in (".sql", ".html", ".js", ".css"):
         show(suffix, *raw(bridge, suffix), "raw lines")
-    show("tests", *raw(bridge.parent / "tests", ".py"), "raw lines")
+    for folder in ("tests", "tools"):
+        show(folder, *raw(bridge.parent / folder, ".py"), "raw lines")
     pages = [path for where in PAGES for path in sorted(bridge.parent.glob(where))]
     words = sum(prose_words(path.read_text(encoding="utf-8")) for path in pages)
     show("documentation", words, len(pages), "words outside code blocks")

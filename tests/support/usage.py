@@ -7,8 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.measure import KIB
-
+KIB = 1024
 _TICKS = 0 if sys.platform == "win32" else os.sysconf("SC_CLK_TCK")
 
 
@@ -44,3 +43,11 @@ def usage(pid: int) -> Usage:
         threads=len([*(folder / "task").iterdir()]),
         files=len([*(folder / "fd").iterdir()]),
     )
+
+
+def memory_mib(name: str = "VmRSS", pid: int | str = "self") -> float:
+    """Return a figure of /proc/PID/status: VmRSS now, VmHWM its peak; raise LookupError if it has ended."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) / KIB
+    raise LookupError(f"/proc/{pid}/status has no {name}")

@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from bridge.console import app
 from bridge.console.api import DOCUMENT
 from bridge.console.process import _listen
-from infra.contract.console_api import document
 from tests.support.console import (
     TOKEN,
     FleetVm,
@@ -26,6 +25,7 @@ from tests.support.console import (
     event,
     running_console,
 )
+from tools.contract.console_api import document
 
 NOW = datetime.now(UTC)
 pytestmark = pytest.mark.usefixtures("this_moment")
@@ -49,7 +49,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole
 
 
 def test_the_document_is_written_from_the_models() -> None:
-    assert document() == DOCUMENT.decode(), "python -m infra.contract.console_api"
+    assert document() == DOCUMENT.decode(), "python -m tools.contract.console_api"
 
 
 def test_every_answer_is_as_the_document_describes(console: RunningConsole, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from infra.contract.data import DATA
+from bridge.contract.types import EVENT_NAMES
 from tests.support.npm import node_modules, run_script
-from tests.support.paths import DATA as TEST_DATA
-from tests.support.schemas import EXAMPLES, SCHEMAS
+from tests.support.paths import DATA
+from tests.support.schemas import BY_NAME, EXAMPLES, SCHEMAS
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]  # npm installs the generators
 
@@ -19,8 +19,8 @@ PACKAGES = (
     *("ajv@8.20.0", "ajv-formats@3.0.1"),
     *("json-schema-to-typescript@15.0.4", "quicktype-core@26.0.0", "typescript@5.9.3"),
 )
-SOURCES = TEST_DATA / "codegen"
-DATA_NAMES = {model.__name__ for model in DATA.values()}
+SOURCES = DATA / "codegen"
+DATA_NAMES = {BY_NAME[name]["title"].removesuffix("V1") for name in EVENT_NAMES}
 EVENTS = {name.removesuffix("Data") for name in DATA_NAMES}
 PARTS = {"CommandData", "ReceivedDocument", "StartRequest", "VmData"}
 

@@ -13,11 +13,11 @@ from jsonschema import Draft7Validator
 from bridge.config.registry import tables
 from bridge.config.sinks import check_pattern
 from bridge.contract.types import EVENT_TYPES
-from infra.packaging import config_page
-from infra.packaging.config_schema import FILE, config_schema, config_schema_text
 from tests.support.pages import configurations
 from tests.support.process import toml
 from tests.support.settings import faults
+from tools.packaging import config_page
+from tools.packaging.config_schema import FILE, config_schema, config_schema_text
 
 VALIDATOR = Draft7Validator(config_schema())
 
@@ -28,7 +28,7 @@ def errors(given: Any) -> list[str]:
 
 @pytest.mark.posix("its default paths are of POSIX")
 def test_the_shipped_schema_is_the_generated_one_and_valid() -> None:
-    assert FILE.read_text() == config_schema_text(), "run infra.packaging.config_page"
+    assert FILE.read_text() == config_schema_text(), "run tools.packaging.config_page"
     Draft7Validator.check_schema(json.loads(FILE.read_text()))
 
 
@@ -186,7 +186,7 @@ def test_every_key_whose_values_are_not_listed_has_an_example_that_is_valid() ->
 @pytest.mark.posix("its default paths are of POSIX")
 def test_the_page_has_the_current_reference_of_every_key() -> None:
     assert config_page.PAGE.read_text(encoding="utf-8") == config_page.page(), (
-        "run infra.packaging.config_page"
+        "run tools.packaging.config_page"
     )
     for table in tables():
         on_page = {

@@ -16,9 +16,9 @@ from bridge.contract.types import (
 )
 from bridge.events.builder import END_STATUS
 from bridge.lab import rendering
-from infra.contract.data import DATA
-from infra.contract.generate import NAMES_FILE, names, properties, schemas, text_of
 from infra.kubernetes import drain
+from tools.contract.data import DATA
+from tools.contract.generate import NAMES_FILE, names, properties, schemas, text_of
 
 
 def test_every_named_type_has_a_model_and_every_model_a_name() -> None:
@@ -31,12 +31,12 @@ def test_the_named_properties_are_those_of_the_models() -> None:
 
 
 def test_the_file_of_the_names_is_what_the_models_give() -> None:
-    assert NAMES_FILE.read_text(encoding="utf-8") == text_of(names()), "python -m infra.contract.generate"
+    assert NAMES_FILE.read_text(encoding="utf-8") == text_of(names()), "python -m tools.contract.generate"
 
 
 def test_the_schemas_are_those_that_the_models_give() -> None:
     generated = {name: text_of(one).encode() for name, one in schemas().items()}
-    assert generated == {name: schema(name) for name in NAMES}, "python -m infra.contract.generate"
+    assert generated == {name: schema(name) for name in NAMES}, "python -m tools.contract.generate"
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("posix: proton has no wheel for Windows", allow_module_level=True)
 
-from tests.fleet.plan import NOTICE_SECONDS, plan
-from tests.fleet.report import END, NOTICES, RECEIPT, Envelope, Evidence, Window, problems, summary
-from tests.fleet.simulators import Load
 from tests.support.usage import Usage
+from tools.fleet.plan import NOTICE_SECONDS, plan
+from tools.fleet.report import END, NOTICES, RECEIPT, Envelope, Evidence, Window, problems, summary
+from tools.fleet.simulators import Load
 
 PLAN = plan(4, 1, seed=1)
 COMMAND = "command-1"

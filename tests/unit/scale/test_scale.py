@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bridge.service.holding import HOLD_SECONDS
-from tests.scale.simulation import Fleet, simulate
-from tests.scale.tables import FLEETS, Month, standard_price, tables
 from tests.support.paths import ROOT
+from tools.scale.simulation import Fleet, simulate
+from tools.scale.tables import FLEETS, Month, standard_price, tables
 
 
 def test_the_tables_of_the_page_are_those_that_the_script_makes() -> None:

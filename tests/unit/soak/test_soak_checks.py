@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.soak.checks import problems
-from tests.soak.truth import Command, Document, Envelope, Evidence, Observer, Poll, Span
 from tests.support.usage import Usage
+from tools.soak.checks import problems
+from tools.soak.truth import Command, Document, Envelope, Evidence, Observer, Poll, Span
 
 Events = list[dict[str, Any]]
 VM, EVENT_ID, TYPE = "web-0", "E-1", "io.imdsbridge."

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.soak.plan import WARM_UP_SECONDS, Lane, plan
+from tools.soak.plan import WARM_UP_SECONDS, Lane, plan
 
 LANES = {
     "imds": Lane(kinds=("500", "drop", "slow")),

@@ -1,0 +1,1 @@
+"""What develops the product and is no test: nobody installs or deploys it."""
