@@ -51,7 +51,7 @@ def test_typescript_of_all_schemas_is_one_strict_module_and_every_example_has_it
 
 def test_the_types_of_typescript_are_named_after_the_types_of_events(generated: dict[str, Any]) -> None:
     files = {f"{name}V1" for name in DATA_NAMES}
-    wanted = Counter([*EVENTS, *DATA_NAMES, *PARTS, *files, "ImdsBridgeEvent"])
+    wanted = Counter([*EVENTS, *DATA_NAMES, *PARTS, *files, "ImdsBridgeEvent", "ImdsBridgeStatus"])
     assert Counter(generated["typescript"]["names"]) == wanted
     assert {
         "EventScheduled",
