@@ -89,7 +89,7 @@ class Machine:
 
 @contextmanager
 def booted() -> Iterator[Machine]:
-    """Boot a copy of the root, which has a checkout in /root/imds-bridge; skip if only root may do that."""
+    """Boot a copy of the root, which has a checkout in /srv/imds-bridge; skip if only root may do that."""
     if os.getuid():
         pytest.skip("only root can boot systemd in namespaces: sudo make units")
     kept = debian() / "root"
@@ -114,7 +114,7 @@ def booted() -> Iterator[Machine]:
 
 
 def _fill(root: Path) -> None:
-    """Copy what the installation needs of this machine, and the checkout to /root/imds-bridge."""
+    """Copy what the installation needs of this machine, and the checkout to /srv/imds-bridge."""
     for file in filter(os.path.exists, HOST_FILES):
         shutil.copy(file, root / file[1:])
     for name in CHECKOUT:

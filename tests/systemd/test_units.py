@@ -29,7 +29,7 @@ from tests.systemd.machine import Machine, booted
 
 ROLES = ("console", "forward", "listen", "relay")
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-INSTALL = "/root/imds-bridge/infra/systemd/install.sh"
+INSTALL = "/srv/imds-bridge/infra/systemd/install.sh"
 CONFIG = "/etc/imds-bridge/config.toml"
 # The program of a rule, which tries what the sandbox forbids.
 PROGRAM = (
@@ -215,11 +215,11 @@ def test_a_wrong_configuration_is_an_error_of_the_journal_and_starts_once_it_is_
     machine: Machine,
 ) -> None:
     assert "[nonsense]" not in errors(machine, "forward")
-    machine.do(f"cp -p {CONFIG} /root/right.toml && echo '[nonsense]' >> {CONFIG}")
+    machine.do(f"cp -p {CONFIG} /srv/right.toml && echo '[nonsense]' >> {CONFIG}")
     assert machine.try_to_do("systemctl restart imds-bridge-forward").returncode
     assert "nonsense" in errors(machine, "forward")
     wait_until(lambda: "does not run (auto-restart)" in machine.try_to_do("imds-bridge status").stdout)
-    machine.do(f"cp -p /root/right.toml {CONFIG}")
+    machine.do(f"cp -p /srv/right.toml {CONFIG}")
     machine.wait_until_active("forward")
 
 
@@ -260,7 +260,7 @@ def test_an_upgrade_and_a_rollback_send_what_waits_and_keep_the_units_running(
         event = announce(imds)
         wait_until(lambda: status(machine)["sinks"]["chat"]["backlog"], apart_seconds=0.2)
         if not number:
-            machine.do("echo '# newer' >> /root/imds-bridge/bridge/__init__.py")
+            machine.do("echo '# newer' >> /srv/imds-bridge/bridge/__init__.py")
         machine.do(command)
         for role in ROLES:
             machine.wait_until_active(role)
@@ -274,5 +274,5 @@ def test_an_upgrade_and_a_rollback_send_what_waits_and_keep_the_units_running(
 def test_nothing_is_left_after_an_uninstallation(machine: Machine) -> None:
     machine.do("/opt/imds-bridge/systemd/install.sh --uninstall --purge")
     assert machine.do("systemctl list-unit-files --no-legend 'imds-bridge-*' || true") == ""
-    found = machine.do("find / -xdev -name '*imds-bridge*' -not -path '/root/*' -not -path '/proc/*'")
+    found = machine.do("find / -xdev -name '*imds-bridge*' -not -path '/srv/*' -not -path '/proc/*'")
     assert found.split() == []
