@@ -39,6 +39,14 @@ def beside(path: Path, function: str, *arguments: object) -> object:
 
 
 @pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """Return a state folder; its name says whose it is."""
+    folder = tmp_path / "forward"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
 def outbox(tmp_path: Path) -> Iterator[Outbox]:
     """Give an outbox in use: sink a has two events that wait and two dead letters, sink b everything."""
     with closing(open_outbox(tmp_path, sinks=TWO)) as made:
@@ -51,8 +59,7 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
 def test_what_waits_is_listed_oldest_first_with_its_age_and_the_sinks_last_error(
     tmp_path: Path, outbox: Outbox
 ) -> None:
-    folder = StateFolder(tmp_path / "forward")
-    folder.path.symlink_to(tmp_path)
+    folder = StateFolder(tmp_path)
     write_raw(folder, {"sinks": {"b": {"last_error": "503"}}})
     now = datetime.fromtimestamp(MovedClock().wall() + 90, UTC)
     rows = inspect.waiting(folder, None, 3, now)
