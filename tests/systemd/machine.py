@@ -118,7 +118,7 @@ def _fill(root: Path) -> None:
     for file in filter(os.path.exists, HOST_FILES):
         shutil.copy(file, root / file[1:])
     for name in CHECKOUT:
-        source, target = ROOT / name, root / "root/imds-bridge" / name
+        source, target = ROOT / name, root / "srv/imds-bridge" / name
         if source.is_dir():
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
         else:
