@@ -18,7 +18,7 @@ from tests.support.process import wait_until
 from tests.support.programs import build, tool
 
 PACKAGES = "systemd,systemd-sysv,dbus,python3-venv,ca-certificates"  # the last two are what the README names
-CHECKOUT = ("bridge", "schemas", "infra", "requirements", "pyproject.toml", "README.md", "LICENSE")
+CHECKOUT = ("bridge", "schemas", "infra", "requirements", "tools", "pyproject.toml", "README.md", "LICENSE")
 HOST_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 COMMAND_SECONDS = 400.0  # an installation on a busy machine
