@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -10,12 +9,11 @@ from contextlib import suppress
 
 import requests
 
-EVENT_LINK = re.compile(r"/event/([0-9A-Fa-f-]{36})")
 ANSWER_SECONDS = 30.0
 
 
 class OpenPage:
-    """Notes when each EventId is on the page *Now* of a group for the first time."""
+    """Notes when the console first shows each EventId of a group, after a fetch of its page *Now*."""
 
     def __init__(self, url: str, group: str) -> None:
         self._url, self._group = url, group
@@ -52,8 +50,11 @@ class OpenPage:
 
     def _fetch(self, session: requests.Session) -> None:
         began = time.time()
-        page = session.get(self._url, params={"group": self._group}, timeout=ANSWER_SECONDS).text
+        session.get(self._url, params={"group": self._group}, timeout=ANSWER_SECONDS)
         now = time.time()
         self.fetch_seconds.append(now - began)
-        for event_id in set(EVENT_LINK.findall(page)):
-            self._seen.setdefault(event_id.upper(), now)
+        # The page gathers the events of a wave in one line; the API names each.
+        address = f"{self._url}/api/v1/events"
+        found = session.get(address, params={"group": self._group}, timeout=ANSWER_SECONDS).json()
+        for event in found["events"]:
+            self._seen.setdefault(event["event_id"].upper(), now)
