@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from operator import attrgetter
 from pathlib import Path
-from urllib.parse import quote
 
 from bridge.console import expected
 from bridge.console.received import DISMISSED, EXPECTED, FORGOTTEN, Received, own_event, read_event
-from bridge.console.store import VERSION, Store
+from bridge.console.store import VERSION, Store, connect_to_read
 from bridge.console.tables import get_meta
 from bridge.contract.types import TYPE_PREFIX
 from bridge.errors import StateError
@@ -105,7 +104,7 @@ def export_own(path: Path) -> Iterator[bytes]:
         StateError: there is no store of this version.
     """
     try:
-        with closing(_open(path)) as store:
+        with closing(connect_to_read(path)) as store:
             version = store.execute("PRAGMA user_version").fetchone()[0]
             if version != VERSION:
                 raise StateError(f"{path} is of another version; start this version's console on it once")
@@ -117,10 +116,6 @@ def export_own(path: Path) -> Iterator[bytes]:
             yield from (body for (body,) in store.execute(_OWN, _NOTES))
     except sqlite3.Error as error:
         raise StateError(f"{path} cannot be read: {error}") from error
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
 
 
 def _listed(row: tuple[str, ...]) -> dict[str, object]:

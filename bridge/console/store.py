@@ -138,13 +138,7 @@ class Store:
     def _take(self) -> sqlite3.Connection:
         with contextlib.suppress(Empty):
             return self._idle.get_nowait()
-        connection = sqlite3.connect(
-            f"file:{quote(os.fsencode(self._path.absolute()), safe='')}?mode=ro",
-            uri=True,
-            timeout=_BUSY_SECONDS,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        connection = connect_to_read(self._path)
         connection.executescript("".join(_scripts("views")))
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         connection.row_factory = sqlite3.Row
@@ -179,6 +173,21 @@ def start_empty(path: Path, error: Exception) -> sqlite3.Connection:
     note = {"at": now.timestamp(), "moved_to": aside.name}
     connection.execute("INSERT INTO meta VALUES ('damaged', ?)", (json.dumps(note),))
     return connection
+
+
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """Open a database that is there, beside its writer.
+
+    Raises:
+        sqlite3.Error: it is not there, or cannot be opened.
+    """
+    return sqlite3.connect(
+        f"file:{quote(os.fsencode(path.absolute()), safe='')}?mode=ro",
+        uri=True,
+        timeout=_BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
 
 
 def _connect(path: Path) -> sqlite3.Connection:
