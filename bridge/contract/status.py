@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, WithJsonSchema, WrapValidator
@@ -196,8 +197,14 @@ class Status:
 
 def from_json(raw: Mapping[str, Any], role: str) -> Status:
     """Read what a process of a role has written, whatever its version."""
-    flow: FlowStatus = TypeAdapter(FLOWS[role]).validate_python(raw)
-    return TypeAdapter(Status).validate_python({**raw, "role": role, "flow": flow})
+    flow: FlowStatus = _reader(FLOWS[role]).validate_python(raw)
+    status: Status = _reader(Status).validate_python({**raw, "role": role, "flow": flow})
+    return status
+
+
+@cache  # it takes milliseconds to make
+def _reader(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def to_json(part: object) -> dict[str, Any]:
