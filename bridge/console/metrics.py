@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bridge.console import rows
@@ -16,7 +17,7 @@ from bridge.console.store import Store
 from bridge.contract.status import Status
 from bridge.contract.types import KNOWN_VALUES
 from bridge.runtime.threads import progress_ages
-from bridge.service.metrics import describe_process
+from bridge.service.metrics import describe_process, gauge, single
 
 _STATUSES = ("Scheduled", "Started", "Advisory")
 _OTHER = "other"  # what Azure may add
@@ -49,13 +50,9 @@ class Figures(Collector):
             yield CounterMetricFamily(f"imds_bridge_console_{name}", text, value=getattr(status.flow, name))
         if bus := status.receiver:
             text = "1 while messages can be received."
-            yield GaugeMetricFamily("imds_bridge_bus_connected", text, not bus.last_error)
-        ages = GaugeMetricFamily(
-            "imds_bridge_loop_progress_age_seconds", "Since a loop last made progress.", labels=["loop"]
-        )
-        for loop, seconds in progress_ages().items():
-            ages.add_metric([loop], seconds)
-        yield ages
+            yield single("bus_connected", text, not bus.last_error)
+        text = "Since a loop last made progress."
+        yield gauge("loop_progress_age_seconds", text, ("loop",), progress_ages())
         available = not status.storage_error
         try:
             with self._store.reading() as store:
@@ -67,13 +64,10 @@ class Figures(Collector):
                 ("vms", "VMs by who watches them.", WATCHES),
                 ("preparations", "VMs by what their programs did.", (*PREPARATIONS, "outofwork")),
             ):
-                family = GaugeMetricFamily(f"imds_bridge_console_{name}", text, labels=["state"])
-                for state in states:
-                    family.add_metric([state], counted[state])
-                yield family
+                yield gauge(f"console_{name}", text, ("state",), {one: counted[one] for one in states})
             yield _open_events(events)
         text = "0 while the store cannot be written or read."
-        yield GaugeMetricFamily("imds_bridge_storage_available", text, available)
+        yield single("storage_available", text, available)
 
 
 def _open_events(events: Iterable[tuple[str, str, int]]) -> Metric:
@@ -81,11 +75,8 @@ def _open_events(events: Iterable[tuple[str, str, int]]) -> Metric:
     for event_type, status, count in events:
         label = event_type if event_type in types else _OTHER, status if status in _STATUSES else _OTHER
         counts[label] += count
-    family = GaugeMetricFamily("imds_bridge_console_open_events", "Open events.", labels=["type", "status"])
-    for event_type in (*types, _OTHER):
-        for status in (*_STATUSES, _OTHER):
-            family.add_metric([event_type, status], counts[event_type, status])
-    return family
+    known = {pair: counts[pair] for pair in product((*types, _OTHER), (*_STATUSES, _OTHER))}
+    return gauge("console_open_events", "Open events.", ("type", "status"), known)
 
 
 def new_registry(figures: Figures) -> CollectorRegistry:

@@ -8,7 +8,6 @@ import socket
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -35,9 +34,7 @@ from bridge.runtime import log as logs
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.threads import Signals, Stop, stalled_threads, start_thread
 from bridge.runtime.time import Clock, iso_utc
-
-if TYPE_CHECKING:
-    from bridge.service.metrics import MetricsServer
+from bridge.service.metrics import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -203,8 +200,6 @@ class Console:
     def _metrics_server(self, config: Config, registry: CollectorRegistry) -> MetricsServer | None:
         if not config.metrics.listen:
             return None
-        from bridge.service.metrics import MetricsServer  # noqa: PLC0415 - few consoles need it
-
         return MetricsServer(config.metrics.listen, role="console", registry=registry, clock=self._clock)
 
     def _bus_input(self) -> BusInput | None:

@@ -226,53 +226,53 @@ class StatusCollector(Collector):
         """Yield the gauges of this moment."""
         status = self._status()
         now = self._clock.now()
-        yield _single("storage_available", "0 while the state cannot be written.", not status.storage_error)
+        yield single("storage_available", "0 while the state cannot be written.", not status.storage_error)
         text, errors = "Failed attempts to use the state.", self._outbox.storage_errors
         yield CounterMetricFamily("imds_bridge_storage_errors", text, value=errors)
         text = "Size of the events and records in the outbox."
-        yield _single("outbox_bytes", text, self._outbox.size_bytes())
+        yield single("outbox_bytes", text, self._outbox.size_bytes())
         text = "Since a loop last made progress."
-        yield _gauge("loop_progress_age_seconds", text, ("loop",), progress_ages())
+        yield gauge("loop_progress_age_seconds", text, ("loop",), progress_ages())
         text = "0 while this VM's instance data cannot be read."
-        yield _single("instance_data_available", text, not status.identity_error)
+        yield single("instance_data_available", text, not status.identity_error)
         flow = status.flow
         if isinstance(flow, ForwardStatus):  # it tells about IMDS for this VM
             yield from _of_imds(flow, now, self._began_at)
         if isinstance(flow, VmStatus) and flow.clock_ahead_seconds is not None:
             text = "How far this VM's clock is ahead of IMDS's, negative if it is behind."
-            yield _single("clock_ahead_seconds", text, flow.clock_ahead_seconds or 0)
+            yield single("clock_ahead_seconds", text, flow.clock_ahead_seconds or 0)
         if receiver := status.receiver:
             text = "1 while messages can be received, 0 once that fails repeatedly."
-            yield _single("bus_connected", text, not receiver.last_error)
+            yield single("bus_connected", text, not receiver.last_error)
             if looked_at := parse_iso(receiver.looked_at):
                 text = "When what was on the bus was last received, if only nothing."
-                yield _single("bus_looked_timestamp_seconds", text, looked_at.timestamp())
+                yield single("bus_looked_timestamp_seconds", text, looked_at.timestamp())
         if isinstance(flow, ListenStatus):
-            yield _single("dry_run", "1 for listen --dry-run, which approves nothing.", bool(flow.dry_run))
-            yield _single("waiting_commands", "Commands without a decision.", flow.waiting_commands or 0)
+            yield single("dry_run", "1 for listen --dry-run, which approves nothing.", bool(flow.dry_run))
+            yield single("waiting_commands", "Commands without a decision.", flow.waiting_commands or 0)
             ages = [0.0, *(age_of(one.Since, now) or 0.0 for one in flow.out_of_work or ())]
             text = "Since a program took this VM out of work that is not put back; 0 while it works."
-            yield _single("out_of_work_seconds", text, max(ages))
+            yield single("out_of_work_seconds", text, max(ages))
         yield from _of_sinks(status.sinks or {}, now)
         text = "Events that wait for a sink that is not configured."
-        yield _gauge("unconfigured_backlog_events", text, ("sink",), status.left_sinks or {})
+        yield gauge("unconfigured_backlog_events", text, ("sink",), status.left_sinks or {})
 
 
 def _of_imds(flow: ForwardStatus, now: datetime, began_at: datetime) -> Iterator[Metric]:
     age_seconds = max(0.0, (now - (parse_iso(flow.last_good_at) or began_at)).total_seconds())
     text = "Since IMDS's last valid answer, or the start if there was none."
-    yield _single("imds_last_good_answer_age_seconds", text, age_seconds)
+    yield single("imds_last_good_answer_age_seconds", text, age_seconds)
     if not (document := flow.document):
         return
     if isinstance(incarnation := document.get("DocumentIncarnation"), int):
-        yield _single("document_incarnation", "DocumentIncarnation of the document.", incarnation)
+        yield single("document_incarnation", "DocumentIncarnation of the document.", incarnation)
     yield _events(document)
     vm, due = flow.vm or "", now + timedelta(seconds=IMMINENT_SECONDS)
     own = [one for one in read_document(document).events.values() if is_among(vm, one.resources)]
     types = [event.raw.get("EventType") for event in own if (event.not_before or now) <= due]
     imminent = Tally(_known(one, _EVENT_TYPES) for one in types)
     text = "Events of this VM that have started or may within 2 minutes."
-    yield _gauge("imminent_events", text, ("type",), {one: imminent[one] for one in _EVENT_TYPES})
+    yield gauge("imminent_events", text, ("type",), {one: imminent[one] for one in _EVENT_TYPES})
 
 
 def _events(document: Mapping[str, Any]) -> Metric:
@@ -282,7 +282,7 @@ def _events(document: Mapping[str, Any]) -> Metric:
         if isinstance(event, dict)
     )
     known = {pair: counts[pair] for pair in product(_EVENT_TYPES, _STATUSES)}
-    return _gauge("scheduled_events", "Events in the document.", ("type", "status"), known)
+    return gauge("scheduled_events", "Events in the document.", ("type", "status"), known)
 
 
 def _known(value: object, known: Iterable[str]) -> str:
@@ -291,26 +291,27 @@ def _known(value: object, known: Iterable[str]) -> str:
 
 def _of_sinks(sinks: Mapping[str, SinkStatus], now: datetime) -> Iterator[Metric]:
     for name, (text, value) in _SINK_GAUGES.items():
-        yield _gauge(name, text, ("sink",), {sink: value(shown) for sink, shown in sinks.items()})
+        yield gauge(name, text, ("sink",), {sink: value(shown) for sink, shown in sinks.items()})
     notices = {
         name: (until - now).total_seconds()
         for name, sink in sinks.items()
         if (until := parse_iso(sink.notice_until))
     }
     text = "Until the NotBefore of the most urgent notice that waits; absent if none does."
-    yield _gauge("undelivered_notice_seconds", text, ("sink",), notices)
+    yield gauge("undelivered_notice_seconds", text, ("sink",), notices)
     retries = {
         name: max(0.0, (at - now).total_seconds()) if (at := parse_iso(sink.next_retry_at)) else 0.0
         for name, sink in sinks.items()
     }
-    yield _gauge("next_retry_seconds", "Until the next try, 0 if none is due.", ("sink",), retries)
+    yield gauge("next_retry_seconds", "Until the next try, 0 if none is due.", ("sink",), retries)
 
 
-def _single(name: str, text: str, value: float) -> Metric:
+def single(name: str, text: str, value: float) -> Metric:
+    """Make a gauge without labels."""
     return GaugeMetricFamily(f"imds_bridge_{name}", text, value=value)
 
 
-def _gauge(name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> Metric:
+def gauge(name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> Metric:
     """Make a gauge of values, by the value of its one label, or by those of all its labels."""
     family = GaugeMetricFamily(f"imds_bridge_{name}", text, labels=labels)
     for key, value in values.items():
