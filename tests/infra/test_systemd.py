@@ -153,7 +153,7 @@ def entries(tree: Path) -> dict[str, tuple[int, int, int]]:
     [
         *("infra/systemd/install.sh", "infra/container/trial.sh", "tools/packaging/dist.sh", ".ci/run"),
         *("tests/windows/prepare", "tests/windows/python", "tests/windows/run", "tests/systemd/boot"),
-        *("tests/newcomer/root", "tests/newcomer/run", "tools/packaging/pip_settings.sh"),
+        *("tests/support/debian", "tests/newcomer/run", "tools/packaging/pip_settings.sh"),
         "infra/consumers/dotnet/try.sh",
     ],
 )

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,9 +15,16 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.process import wait_until
-from tests.support.programs import build, tool
+from tests.support.programs import tool
 
-PACKAGES = "systemd,systemd-sysv,dbus,python3-venv,ca-certificates"  # the last two are what the README names
+# The last two are what the README names.
+PACKAGES = (
+    "systemd",
+    "systemd-sysv",
+    "dbus",
+    "python3-venv",
+    "ca-certificates",
+)  # the last two are what the README names
 CHECKOUT = ("bridge", "schemas", "infra", "requirements", "tools", "pyproject.toml", "README.md", "LICENSE")
 HOST_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -25,13 +32,12 @@ COMMAND_SECONDS = 400.0  # an installation on a busy machine
 
 
 def debian() -> Path:
-    """Return a folder whose `root` is a Debian 12 with systemd; skip if it cannot be made."""
-    make = f"rm -rf root && {tool('mmdebstrap')} --variant=minbase --dpkgopt=force-unsafe-io"
-
-    def commands(place: Path) -> list[Sequence[str]]:
-        return [["sh", "-c", f"cd {place} && {make} --include={PACKAGES} bookworm root"]]
-
-    return build("systemd", "bookworm-1", commands)
+    """Return the folder of a Debian 12 with systemd; skip if it cannot be made."""
+    tool("mmdebstrap")
+    made = subprocess.run(
+        [ROOT / "tests/support/debian", *PACKAGES], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return Path(made.stdout.strip())
 
 
 class Machine:
@@ -92,7 +98,7 @@ def booted() -> Iterator[Machine]:
     """Boot a copy of the root, which has a checkout in /srv/imds-bridge; skip if only root may do that."""
     if os.getuid():
         pytest.skip("only root can boot systemd in namespaces: sudo make units")
-    kept = debian() / "root"
+    kept = debian()
     with TemporaryDirectory() as folder:
         log = Path(folder, "log")
         with subprocess.Popen([ROOT / "tests/systemd/boot", kept, folder]) as boot:
