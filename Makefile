@@ -26,7 +26,7 @@ demo: $(DEMO_READY) ## explain and show everything on simulators, in about a min
 console: $(DEMO_READY) ## show the console with 60 simulated VMs at 60 times the speed, for MINUTES=10 (LISTEN=127.0.0.1:8080)
 	@$(BIN)/imds-bridge demo --console $(LISTEN) $(if $(MINUTES),--minutes $(MINUTES))
 
-quick: $(READY) ## run the unit tests and the linters, in under a minute
+quick: $(READY) ## run the unit tests and the linters, in about two minutes
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit lint
 
 test: $(READY) ## run all tests
@@ -56,7 +56,7 @@ types-windows: $(READY) # a cache serves one platform
 layers: $(READY)
 	$(BIN)/lint-imports
 
-windows: $(READY) ## try everything that tests can on Windows' Python under Wine, in under four minutes; keeps it in ~/.cache
+windows: $(READY) ## try everything that tests can on Windows' Python under Wine, in about ten minutes; keeps it in ~/.cache
 	@VENV=$(VENV) tests/windows/run
 
 units: $(READY) ## start every unit in its sandbox under a real systemd, and operate them, in under four minutes; needs root, Debian's mmdebstrap
