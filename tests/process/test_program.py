@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from bridge.config.sinks import ExecSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.program import Result, Run, _end_all
-from bridge.sinks.exec import ExecSink
+from bridge.sinks.exec import ExecSettings, ExecSink
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its programs are scripts of a POSIX shell")
