@@ -41,7 +41,7 @@ class Served:
         return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     served = Served()
     yield served
@@ -59,8 +59,10 @@ def test_each_path_is_served_and_others_name_those_that_exist(served: Served) ->
     assert served.get("/livez", "HEAD")[::2] == (200, b"")
 
 
-def test_what_is_not_ready_answers_503_with_the_reason_and_is_alive(served: Served) -> None:
-    served.status = replace(served.status, storage_error="disk full")
+def test_what_is_not_ready_answers_503_with_the_reason_and_is_alive(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "status", replace(served.status, storage_error="disk full"))
     status, _, body = served.get("/readyz")
     assert status == 503
     assert json.loads(body) == {
