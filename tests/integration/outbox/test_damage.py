@@ -18,16 +18,21 @@ import pytest
 
 from bridge.errors import StateError, Stopped
 from bridge.events.filters import Filter
+from bridge.outbox import inspect
 from bridge.outbox import storage as storage_module
 from bridge.outbox.rows import Ledger
 from bridge.outbox.sqlite import VERSION, Database, log_of
 from bridge.outbox.state_dir import StateFolder
+from tests.support.clock import MovedClock
 from tests.support.only import only
 from tests.support.outbox import (
+    OTHER_TYPE,
     TWO,
+    check_recovered,
     commit,
     dead_letter,
     deliver,
+    drain,
     event,
     failing_disk,
     kill,
@@ -249,6 +254,17 @@ def test_where_it_cannot_be_read_what_waits_every_sink_gets_what_is_there(tmp_pa
         assert losses_of(outbox) == DAMAGE
 
 
+def test_a_salvage_reads_a_table_from_both_ends(tmp_path: Path) -> None:
+    older_state(tmp_path, *map(str, range(300)), size=3000)
+    file = tmp_path / "outbox.db"
+    overwrite(file, file.stat().st_size // 2, 20_000)
+    with closing(open_outbox(tmp_path)) as outbox:
+        left = waiting(outbox)
+        assert {"0", "1", "298", "299"} <= set(left)
+        assert 200 < len(left) < 300
+        assert losses_of(outbox) == DAMAGE
+
+
 @pytest.mark.parametrize("is_read", [False, True], ids=["at the start", "in use"])
 def test_a_file_that_another_program_holds_open_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read: bool
@@ -350,6 +366,94 @@ def test_the_state_of_another_vm_is_moved_aside_and_what_waited_there_is_a_loss(
             assert waiting(copied) == ["3"]
     with closing(Database(target, mode="read")) as aside:
         assert aside.execute("count-waiting").fetchall() == [("a", 1)]
+
+
+# Of version 1: it is brought up to date once, and until then the command line and memory read it
+
+
+NOTICE_FIRST = ["notice", "document 2", "document 3"]
+WAITING_1 = """
+CREATE TABLE waiting (sink TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (sink, seq)) WITHOUT ROWID;
+CREATE INDEX waiting_by_seq ON waiting (seq);
+CREATE INDEX event_by_age ON event (stored_at);
+"""
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """Leave a state of version 1, whose sink a has had one of four events, and b none."""
+    first, *others = [event(f"document {number}", type_=OTHER_TYPE, subject="vm") for number in (1, 2, 3)]
+    with closing(open_outbox(tmp_path, sinks=TWO)) as outbox:
+        outbox.commit([first])
+        commit(outbox, "notice")
+        outbox.commit(others)
+        deliver(outbox, "a", limit=1)
+    with closing(sqlite3.connect(tmp_path / "outbox.db")) as database:
+        kept = database.execute("SELECT sink, seq FROM waiting").fetchall()
+        database.executescript(f"DROP TABLE waiting; {WAITING_1} PRAGMA user_version = 1;")
+        database.executemany("INSERT INTO waiting VALUES (?, ?)", kept)
+        database.commit()
+    return tmp_path
+
+
+def version(path: Path) -> int:
+    return int(rows(path, "PRAGMA user_version")[0][0])
+
+
+def sent(path: Path) -> list[list[str]]:
+    """Return what sinks a and b are sent, in their order."""
+    with closing(open_outbox(path, sinks=TWO)) as outbox:
+        got: dict[str, list[str]] = {"a": [], "b": []}
+        for sink, ids in got.items():
+            queue = outbox.queue(sink)
+            while heads := queue.turn(outbox.now(), 1, may_begin=True, may_retry=True).fresh:
+                taken = queue.take(heads, 1, is_noted=False)
+                outbox.acknowledge(sink, taken.events)
+                ids += [one.id for one in taken.events]
+        return [*got.values()]
+
+
+def test_what_waits_gets_its_order_key_and_its_urgency_at_the_first_start(old: Path) -> None:
+    assert version(old) == 1
+    assert sent(old) == [NOTICE_FIRST, ["notice", "document 1", *NOTICE_FIRST[1:]]]
+    assert version(old) == VERSION
+
+
+def test_the_command_line_lists_drops_and_moves_what_waits(old: Path) -> None:
+    folder = StateFolder(old)
+    now = MovedClock().now()
+    assert [row["id"] for row in inspect.waiting(folder, "a", 9, now)] == NOTICE_FIRST
+    assert [fate.waiting for fate in inspect.fates(folder, "notice")] == [{"a": [0, None], "b": [0, None]}]
+    assert inspect.drop_waiting(folder, "b") == 4
+    assert inspect.move(folder, "a", "b") == 3
+    assert version(old) == 1
+    assert sent(old) == [[], NOTICE_FIRST]
+
+
+def test_a_disk_that_does_not_take_the_change_is_read_as_it_is_and_changed_once_it_works(old: Path) -> None:
+    with failing_disk() as disk:
+        disk.fail()
+        with closing(open_outbox(old, sinks=TWO)) as outbox:
+            assert outbox.storage_error
+            assert waiting(outbox, "a") == NOTICE_FIRST
+            commit(outbox, "new")
+            assert drain(outbox, "a")[-1] == "new"
+            disk.recover()
+            outbox.recover()
+            assert outbox.storage_error is None
+            assert waiting(outbox, "b") == ["document 1", "notice", "document 2", "document 3", "new"]
+    assert version(old) == VERSION
+
+
+def test_a_change_that_is_interrupted_is_made_again(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "upgrade", fail)
+        with pytest.raises(KeyboardInterrupt):
+            open_outbox(old, sinks=TWO)
+    check_recovered(old, *NOTICE_FIRST)
 
 
 # At random
@@ -460,14 +564,3 @@ def test_whatever_the_files_contain_the_outbox_starts_and_delivers_or_reports_a_
             error.add_note(f"trial {trial}: {done}")
             raise
         shutil.rmtree(folder)
-
-
-def test_a_salvage_reads_a_table_from_both_ends(tmp_path: Path) -> None:
-    older_state(tmp_path, *map(str, range(300)), size=3000)
-    file = tmp_path / "outbox.db"
-    overwrite(file, file.stat().st_size // 2, 20_000)
-    with closing(open_outbox(tmp_path)) as outbox:
-        left = waiting(outbox)
-        assert {"0", "1", "298", "299"} <= set(left)
-        assert 200 < len(left) < 300
-        assert losses_of(outbox) == DAMAGE
