@@ -29,7 +29,7 @@ from tests.support.process import (
 
 pytestmark = pytest.mark.usefixtures("without_coverage")
 
-KILLS = kills(20)
+KILLS = kills(12)
 SINKS = ("inbox", "other")
 LANES = 6
 REQUESTS_PER_CHANGE = 3  # a change is two events; with faults, some need more than one request

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from bridge.events.filters import Filter
 from bridge.lab.imds import INSTANCE_PATH
@@ -18,6 +15,7 @@ from bridge.outbox.rows import STATE, VM
 from bridge.runtime.time import Clock
 from tests.support.disk import small_disk
 from tests.support.imds_lab import ImdsLab
+from tests.support.only import only
 from tests.support.outbox import open_outbox
 from tests.support.process import Forward, closed_port, wait_until
 
@@ -35,7 +33,7 @@ def imds(lab: ImdsLab, vm: str = ORIGINAL) -> dict[str, Any]:
 
 
 def notices(forward: Forward, event_id: str) -> list[dict[str, Any]]:
-    """Return what was published about an event; a line that a kill has cut off is none."""
+    """Return what was published about an event; a line that a kill has cut off, and what follows in it, is none."""
     found = []
     for line in forward.output.read_text().splitlines():
         with suppress(ValueError):
@@ -62,24 +60,15 @@ def losses(forward: Forward) -> list[dict[str, Any]]:
     )
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda file: file.write_bytes(b"nonsense" * 5000),
-        lambda file: os.truncate(file, file.stat().st_size // 2 // 512 * 512),
-    ],
-    ids=["nonsense", "half of it"],
-)
-def test_a_damaged_state_is_a_loss_and_a_live_notice_is_published_again(
-    tmp_path: Path, damage: Callable[[Path], object]
-) -> None:
+def test_a_damaged_state_is_a_loss_and_a_live_notice_is_published_again(tmp_path: Path) -> None:
     with ImdsLab(rate_limit=None) as lab:
         forward = Forward(tmp_path, {"imds": imds(lab)})
         event_id = schedule(lab)
         with forward:
             wait_for_notice(forward, event_id)
             assert forward.stop() == 0, forward
-        damage(forward.state / "outbox.db")
+        file = forward.state / "outbox.db"
+        os.truncate(file, file.stat().st_size // 2 // 512 * 512)
         with forward:
             wait_for_notice(forward, event_id, 2)
             assert [one["Reason"] for one in losses(forward)] == ["Damage"]
@@ -109,13 +98,12 @@ def test_a_clone_publishes_the_notices_of_its_document_and_reports_what_it_does_
         lab.fault("500", path=INSTANCE_PATH, vm=CLONE, count=2)
         with clone:
             wait_for_notice(clone, event_id)
-            [loss] = losses(clone)
+            loss = only(losses(clone))
             assert clone.stop() == 0, clone
         assert (loss["Reason"], loss["Count"] >= 3, loss["Vm"]["Name"]) == ("OtherVm", True, CLONE)
         assert [one["data"]["AffectsThisVm"] for one in notices(clone, event_id)] == [False]
         names = {one["data"].get("Vm", {}).get("Name") for one in clone.printed()}
-        assert CLONE in names
-        assert ORIGINAL not in names
+        assert {CLONE, ORIGINAL} & names == {CLONE}
 
 
 def errors(forward: Forward) -> int:
