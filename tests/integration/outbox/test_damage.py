@@ -247,7 +247,7 @@ def test_where_it_cannot_be_read_what_waits_every_sink_gets_what_is_there(tmp_pa
     with closing(open_outbox(tmp_path)) as outbox:
         outbox.commit([event(str(number)) for number in range(2000)])
         deliver(outbox, limit=1990)
-    (page,) = only(rows(tmp_path, "SELECT rootpage FROM sqlite_master WHERE name = 'waiting'"))
+    page = only(rows(tmp_path, "SELECT rootpage FROM sqlite_master WHERE name = 'waiting'"))[0]
     overwrite(tmp_path / "outbox.db", (page - 1) * 4096, 4096)
     with closing(open_outbox(tmp_path)) as outbox:
         assert len(waiting(outbox, limit=3000)) == 2000

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +15,10 @@ import pytest
 
 from bridge.errors import StateError, UsageError
 from bridge.outbox import inspect
-from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox
+from bridge.outbox.outbox import EXPIRED, Outbox
 from bridge.outbox.state_dir import StateFolder
 from tests.support.clock import MovedClock
-from tests.support.outbox import TWO, commit, deliver, older_state, open_outbox, waiting
+from tests.support.outbox import TWO, commit, dead_letter, deliver, older_state, open_outbox, waiting
 from tests.support.status import write_raw
 
 OTHER_PROCESS = """
@@ -27,14 +27,15 @@ from pathlib import Path
 from bridge.outbox import inspect
 from bridge.outbox.state_dir import StateFolder
 
-path, function, *arguments = sys.argv[1:]
-print(json.dumps(getattr(inspect, function)(StateFolder(Path(path)), *map(json.loads, arguments))))
+path, calls = sys.argv[1:]
+folder = StateFolder(Path(path))
+print(json.dumps([getattr(inspect, name)(folder, *arguments) for name, *arguments in json.loads(calls)]))
 """
 
 
-def beside(path: Path, function: str, *arguments: object) -> object:
-    """Call a function of the module in another process."""
-    command = [sys.executable, "-c", OTHER_PROCESS, str(path), function, *map(json.dumps, arguments)]
+def beside(path: Path, *calls: Sequence[object]) -> object:
+    """Call functions of the module in another process."""
+    command = [sys.executable, "-c", OTHER_PROCESS, str(path), json.dumps(calls)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -51,7 +52,7 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
     """Give an outbox in use: sink a has two events that wait and two dead letters, sink b everything."""
     with closing(open_outbox(tmp_path, sinks=TWO)) as made:
         commit(made, "1", "2", "3", "4")
-        made.acknowledge("a", made.pending("a", 1), dead=(REJECTED, "400"))
+        dead_letter(made)
         made.acknowledge("a", made.pending("a", 1), dead=(EXPIRED, "too old"))
         yield made
 
@@ -76,7 +77,7 @@ def test_what_waits_is_listed_oldest_first_with_its_age_and_the_sinks_last_error
 def test_a_dead_letter_that_is_marked_or_dropped_beside_a_process_is_sent_again_or_gone(
     tmp_path: Path, outbox: Outbox
 ) -> None:
-    assert (beside(tmp_path, "retry", [1, 99]), beside(tmp_path, "drop", [2])) == (1, 1)
+    assert beside(tmp_path, ("retry", [1, 99]), ("drop", [2])) == [1, 1]
     outbox.recover()
     assert (waiting(outbox, "a"), waiting(outbox, "b")) == (["3", "4", "1"], ["1", "2", "3", "4"])
     assert (outbox.dead_letter_counts(), outbox.backlogs()) == ({}, {"a": 3, "b": 4})
@@ -92,13 +93,11 @@ def test_a_dead_letter_that_is_marked_while_no_process_runs_is_sent_after_the_ne
 
 
 def test_what_waits_can_be_dropped_and_moved_beside_a_process(tmp_path: Path, outbox: Outbox) -> None:
-    assert beside(tmp_path, "drop_waiting", "a") == 2
-    outbox.recover()
-    assert (waiting(outbox, "a"), outbox.backlogs()) == ([], {"a": 0, "b": 4})
     deliver(outbox, "b", limit=1)
-    assert beside(tmp_path, "move", "b", "a") == 3
+    assert beside(tmp_path, ("drop_waiting", "a"), ("move", "b", "a")) == [2, 3]
     outbox.recover()
     assert (waiting(outbox, "a"), waiting(outbox, "b")) == (["2", "3", "4"], [])
+    assert outbox.backlogs() == {"a": 3, "b": 0}
 
 
 def test_a_large_change_lets_the_process_write_in_between(
