@@ -250,39 +250,30 @@ def test_a_full_disk_holds_up_nothing_and_has_everything_in_order_once_there_is_
         assert (drain(outbox, "a"), drain(outbox, "b")) == (expected[3:], expected)
 
 
-@pytest.mark.parametrize("sized", [False, True], ids=["nothing there", "an empty file there"])
-def test_a_disk_that_is_full_at_the_start_holds_up_nothing(disk: SmallDisk, sized: bool) -> None:
-    if sized:
-        disk.state.mkdir()
-        (disk.state / "outbox.db").touch()
-    disk.fill()
-    with closing(open_outbox(disk.state)) as outbox:
-        assert outbox.storage_error is not None
-        assert not commit(outbox, "1", "2", "3")
-        assert deliver(outbox, limit=2) == ["1", "2"]
-        disk.free()
-        outbox.recover()
-        assert outbox.storage_error is None
-        assert waiting(outbox) == ["3"]
-        commit(outbox, "4")
-    check_recovered(disk.state, "3", "4")
-
-
-@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_a_disk_that_is_full_at_the_start_still_gives_what_an_older_process_left(
-    disk: SmallDisk, killed: bool
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "a state", "the state of a killed process"])
+def test_a_disk_that_is_full_at_the_start_gives_what_is_there_and_holds_up_nothing(
+    disk: SmallDisk, left: str
 ) -> None:
-    state = older_state(disk.state, "1", "2", "3", had=1, image=disk.path / "killed" if killed else None)
+    state = disk.state
+    if left == "an empty file":
+        state.mkdir()
+        (state / "outbox.db").touch()
+    elif left != "nothing":
+        image = disk.path / "killed" if "killed" in left else None
+        state = older_state(state, "1", "2", "3", had=1, image=image)
     disk.fill()
     with closing(open_outbox(state)) as outbox:
-        assert drain(outbox) == ["2", "3"]
+        assert drain(outbox) == (["2", "3"] if "state" in left else [])
         while commit(outbox, "4", size=4000):
             assert drain(outbox) == ["4"]
-        drain(outbox)
+        assert outbox.storage_error is not None
+        commit(outbox, "5", "6")
+        assert deliver(outbox, limit=2) == ["4", "5"]
         disk.free()
         outbox.recover()
-        assert (outbox.storage_error, drain(outbox)) == (None, [])
-    check_recovered(state)
+        assert (outbox.storage_error, waiting(outbox)) == (None, ["6"])
+        commit(outbox, "7")
+    check_recovered(state, "6", "7")
 
 
 # A disk that can only be read
@@ -292,13 +283,7 @@ def test_a_disk_that_is_full_at_the_start_still_gives_what_an_older_process_left
 def test_a_read_only_disk_gives_what_an_older_process_left_and_what_comes_after_it(
     disk: SmallDisk, killed: bool
 ) -> None:
-    older = open_outbox(disk.state)
-    commit(older, "1", "2", "3")
-    deliver(older, limit=1)
-    if killed:
-        shutil.copytree(disk.state, disk.path / "killed")
-    older.close()
-    state = disk.path / "killed" if killed else disk.state
+    state = older_state(disk.state, "1", "2", "3", had=1, image=disk.path / "killed" if killed else None)
     disk.set_read_only(True)
     with closing(open_outbox(state)) as outbox:
         assert outbox.record("state", "watch") == "3"

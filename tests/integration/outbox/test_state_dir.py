@@ -74,28 +74,22 @@ def test_a_second_process_is_refused_with_the_name_of_the_holder(tmp_path: Path)
         assert StateFolder(tmp_path).owner() == f"process {process.pid}"
 
 
-def test_a_folder_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
-    assert StateFolder(tmp_path / "none").owner() is None
-    with holding(tmp_path) as process:
-        process.kill()
-        process.wait()
-        assert StateFolder(tmp_path).owner() is None
-        with closing(open_outbox(tmp_path)) as outbox:
-            assert StateFolder(tmp_path).owner() == f"process {os.getpid()}"
-            assert outbox.storage_error is None
-    assert StateFolder(tmp_path).owner() is None
-
-
-def test_who_is_refused_leaves_the_lock_to_its_holder_and_holds_nothing_himself(tmp_path: Path) -> None:
+def test_who_is_refused_leaves_the_lock_to_its_holder_until_that_is_killed(tmp_path: Path) -> None:
     refused = StateFolder(tmp_path)
-    with holding(tmp_path):
+    assert refused.owner() is None
+    with holding(tmp_path) as process:
         with pytest.raises(StateError):
             refused.acquire()
         assert StateFolder(tmp_path).owner() is not None
-    refused.acquire()
-    refused.acquire()
-    refused.release()
-    refused.release()
+        process.kill()
+        process.wait()
+        assert StateFolder(tmp_path).owner() is None
+    with closing(open_outbox(tmp_path)) as outbox:
+        assert StateFolder(tmp_path).owner() == f"process {os.getpid()}"
+        assert outbox.storage_error is None
+    for act in (refused.acquire, refused.acquire, refused.release, refused.release):
+        act()
+    assert StateFolder(tmp_path).owner() is None
 
 
 def test_who_may_not_open_the_state_does_not_keep_the_folder_from_others(tmp_path: Path) -> None:
