@@ -1,35 +1,26 @@
-"""State that is damaged, another VM's, or on a full disk: the real command starts, reports losses, and publishes."""
+"""State that is damaged or on a full disk: the real command starts, reports losses, and publishes."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bridge.events.filters import Filter
-from bridge.lab.imds import INSTANCE_PATH
-from bridge.outbox.rows import STATE, VM
-from bridge.runtime.time import Clock
 from tests.support.disk import small_disk
 from tests.support.imds_lab import ImdsLab
-from tests.support.only import only
-from tests.support.outbox import open_outbox
-from tests.support.process import Forward, closed_port, wait_until
-
-ORIGINAL, CLONE = "web-0", "web-1"
+from tests.support.process import Forward, wait_until
 
 
 def schedule(lab: ImdsLab, size: int = 0) -> str:
     return lab.schedule(
-        event_type="Reboot", resources=[ORIGINAL], notice_seconds=86_400, description="x" * size
+        event_type="Reboot", resources=["web-0"], notice_seconds=86_400, description="x" * size
     )
 
 
-def imds(lab: ImdsLab, vm: str = ORIGINAL) -> dict[str, Any]:
-    return {"endpoint": lab.url(vm), "poll_seconds": 0.2}
+def imds(lab: ImdsLab) -> dict[str, Any]:
+    return {"endpoint": lab.url("web-0"), "poll_seconds": 0.2}
 
 
 def notices(forward: Forward, event_id: str) -> list[dict[str, Any]]:
@@ -73,37 +64,6 @@ def test_a_damaged_state_is_a_loss_and_a_live_notice_is_published_again(tmp_path
             wait_for_notice(forward, event_id, 2)
             assert [one["Reason"] for one in losses(forward)] == ["Damage"]
             assert forward.stop() == 0, forward
-
-
-def boot_another_machine(clone: Forward) -> None:
-    """Let the copied state be of another boot than this machine's, as it is on a clone."""
-    with closing(open_outbox(clone.state, sinks={"out": (Filter(), True)}, clock=Clock())) as outbox:
-        outbox.commit([], records={(STATE, VM): {**outbox.record(STATE, VM), "boot_id": "the original's"}})
-
-
-def test_a_clone_publishes_the_notices_of_its_document_and_reports_what_it_does_not_publish(
-    tmp_path: Path,
-) -> None:
-    with ImdsLab(vms=[ORIGINAL, CLONE], rate_limit=None) as lab, closed_port() as nowhere:
-        sinks = {"out": {"kind": "webhook", "url": nowhere, "from_start": True}}
-        given = {"imds": imds(lab), "sinks": sinks, "stop_seconds": 0}
-        event_id = schedule(lab)
-        with Forward(tmp_path / "original", given) as original:
-            original.wait_for_status(lambda status: status["sinks"]["out"]["backlog"] >= 3)
-            assert original.stop() == 0, original
-        sinks = {"out": {"kind": "stdout", "from_start": True}}
-        clone = Forward(tmp_path / "clone", {"imds": imds(lab, CLONE), "sinks": sinks})
-        shutil.copytree(original.state, clone.state)
-        boot_another_machine(clone)
-        lab.fault("500", path=INSTANCE_PATH, vm=CLONE, count=2)
-        with clone:
-            wait_for_notice(clone, event_id)
-            loss = only(losses(clone))
-            assert clone.stop() == 0, clone
-        assert (loss["Reason"], loss["Count"] >= 3, loss["Vm"]["Name"]) == ("OtherVm", True, CLONE)
-        assert [one["data"]["AffectsThisVm"] for one in notices(clone, event_id)] == [False]
-        names = {one["data"].get("Vm", {}).get("Name") for one in clone.printed()}
-        assert {CLONE, ORIGINAL} & names == {CLONE}
 
 
 def errors(forward: Forward) -> int:
