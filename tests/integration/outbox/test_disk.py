@@ -271,7 +271,7 @@ def test_a_disk_that_is_full_at_the_start_gives_what_is_there_and_holds_up_nothi
         assert deliver(outbox, limit=2) == ["4", "5"]
         disk.free()
         outbox.recover()
-        assert (outbox.storage_error, waiting(outbox)) == (None, ["6"])
+        assert [outbox.storage_error, *waiting(outbox)] == [None, "6"]
         commit(outbox, "7")
     check_recovered(state, "6", "7")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ def reboot(imds: ImdsLab, *resources: str, **changes: Any) -> str:
 def send(bus: ServiceBusLab, *messages: Any, to: str = QUEUE) -> None:
     with Sender(bus, to) as sender:
         sender.send(*messages)
+
+
+def renewed(connection: bus_receiver.Connection, since: float) -> bool:
+    return connection.renew_at > since
 
 
 def ids(count: int, prefix: str = "c") -> list[str]:
@@ -109,8 +114,7 @@ def test_the_lock_of_a_session_is_renewed_while_commands_wait(
         connection = wait_until(lambda: rig.commands._connection)
         assert connection is not None
         for _ in range(3):
-            first = connection.renew_at
-            wait_until(lambda first=first: connection.renew_at > first)
+            wait_until(partial(renewed, connection, connection.renew_at))
             bus.advance(LOCK_SECONDS / 2)
         assert [(one.locked, one.delivery_count) for one in bus.entity(FLEET).messages] == [(True, 0)]
         reboot(imds, event_id="unknown")
@@ -190,8 +194,8 @@ def test_of_three_listeners_on_a_queue_without_sessions_each_answers_the_command
         for number in range(30):
             name = names[number * 7 % 3]
             event = reboot(imds, name, notice_seconds=86_400)
-            # Without the Vm, the event's Resources show whose command it is.
-            sender.send(command(event, id=f"c{number}", **({"Vm": name} if number % 2 else {})))
+            given: dict[str, Any] = {"Vm": name} if number % 2 else {}  # else the Resources show whose it is
+            sender.send(command(event, id=f"c{number}", **given))
             sent[name].append(f"c{number}")
         for name, rig in rigs.items():
             assert set(reasons(rig.receipts_of(*sent[name]))) == {"approved"}
@@ -325,9 +329,10 @@ def test_a_settlement_that_is_cut_short_leads_to_no_second_answer(
     bus.fault(fault, count=2)
     with BusRig(tmp_path, imds, bus) as rig:
         send(bus, *[command(reboot(imds, notice_seconds=86_400), id=name) for name in ids(4)])
-        for cut in (1, 2):
-            wait_until(lambda cut=cut: bus.applied(fault) >= cut)
-            bus.advance(LOCK_SECONDS)
+        wait_until(lambda: bus.applied(fault) >= 1)
+        bus.advance(LOCK_SECONDS)
+        wait_until(lambda: bus.applied(fault) == 2)
+        bus.advance(LOCK_SECONDS)
         rig.receipts_of(*ids(4))
         wait_settled(bus)
         assert_answered_once(rig.receipts(), 4)
