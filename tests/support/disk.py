@@ -15,19 +15,10 @@ import pytest
 class SmallDisk:
     """A file system of a few mebibytes, mounted at `path`."""
 
-    def __init__(self, path: Path, *, mebibytes: int = 4) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._mebibytes = mebibytes
         self.state = path / "state"
         self._filling = path / "filling"
-
-    def mount(self) -> None:
-        self.path.mkdir(exist_ok=True)
-        options = f"size={self._mebibytes}m,mode=0700"
-        self._run("mount", "-t", "tmpfs", "-o", options, "imds-bridge-test", str(self.path))
-
-    def unmount(self) -> None:
-        self._run("umount", "-l", str(self.path))
 
     def fill(self) -> None:
         """Take the last byte."""
@@ -44,10 +35,11 @@ class SmallDisk:
         self._filling.unlink()
 
     def set_read_only(self, read_only: bool) -> None:
-        self._run("mount", "-o", f"remount,{'ro' if read_only else 'rw'}", str(self.path))
+        _run("mount", "-o", f"remount,{'ro' if read_only else 'rw'}", str(self.path))
 
-    def _run(self, *command: str) -> None:
-        subprocess.run(command, check=True, capture_output=True, text=True)
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 @contextmanager
@@ -55,13 +47,14 @@ def small_disk(path: Path, *, mebibytes: int = 4) -> Iterator[SmallDisk]:
     """Mount a small file system, or skip the test."""
     if sys.platform == "win32":
         pytest.skip("posix: Windows mounts no file")
-    disk = SmallDisk(path, mebibytes=mebibytes)
+    path.mkdir(exist_ok=True)
+    options = f"size={mebibytes}m,mode=0700"
     try:
-        disk.mount()
+        _run("mount", "-t", "tmpfs", "-o", options, "imds-bridge-test", str(path))
     except (OSError, subprocess.CalledProcessError) as error:
         why = str(getattr(error, "stderr", None) or error).splitlines()[0]
         pytest.skip(f"no file system can be mounted here: {why.rpartition(': ')[2]}")
     try:
-        yield disk
+        yield SmallDisk(path)
     finally:
-        disk.unmount()
+        _run("umount", "-l", str(path))

@@ -300,12 +300,16 @@ def test_any_status_but_200_is_an_error_with_what_imds_says_of_it(status: int, b
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(("asked", "obeyed"), [("3", 3), ("86400", 5), ("soon", None), (None, None)])
-def test_a_retry_after_of_seconds_is_obeyed_within_a_limit(
-    imds: ImdsLab, asked: str | None, obeyed: float | None
+@pytest.mark.parametrize(
+    ("status", "asked", "obeyed"),
+    [(429, "3", 3), (429, "86400", 5), (429, "soon", None), (302, None, None), (204, None, None)],
+)
+def test_only_a_retry_after_in_seconds_is_obeyed_within_a_limit(
+    imds: ImdsLab, status: int, asked: str | None, obeyed: float | None
 ) -> None:
-    imds.fault(429, retry_after=asked)
-    assert failure(client(imds.url("web-0"))).retry_after_seconds == obeyed
+    imds.fault(status, retry_after=asked)
+    error = failure(client(imds.url("web-0")))
+    assert (error.status, error.retry_after_seconds) == (status, obeyed)
 
 
 def test_a_version_that_fails_when_it_is_tried_again_leaves_the_one_that_works(imds: ImdsLab) -> None:
