@@ -203,7 +203,9 @@ def test_kill_9_at_many_random_instants_loses_nothing_and_moves_nothing_back(tmp
             long = 4 * LIMIT_SECONDS
             wait_until(lambda: len(changes.expected) >= KILLS, timeout_seconds=long, describe=lambda: forward)
             changes.finish()
-            forward.wait_for_status(lambda _: forward.backlog() == 0)
+            wait_until(
+                lambda: not read_outbox(forward.state).waiting, describe=lambda: forward, apart_seconds=0.1
+            )
             assert forward.stop() == 0, forward
         stored = read_outbox(forward.state)
         assert_not_back(before, stored)

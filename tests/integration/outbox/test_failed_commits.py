@@ -43,7 +43,6 @@ from tests.support.outbox import (
     losses_of,
     open_outbox,
     retry_dead_letters,
-    rows,
     waiting,
 )
 
@@ -147,23 +146,6 @@ def test_after_a_kill_an_event_whose_commit_failed_is_there_or_reported_as_lost(
         assert (waiting(outbox), len(outbox.losses())) == expected
         commit(outbox, "3")
         assert outbox.pending("a", 9)[-1].seq == 3
-
-
-@pytest.mark.parametrize("left", LEFT)
-def test_a_refused_event_becomes_one_dead_letter_however_often_its_commit_fails(
-    tmp_path: Path, commits: Commits, left: Left
-) -> None:
-    with closing(open_outbox(tmp_path)) as outbox:
-        commit(outbox, "1", "2")
-        commits.fails = lambda: left
-        dead_letter(outbox)
-        for _ in range(3):
-            outbox.recover()
-        commits.fails = lambda: None
-        outbox.recover()
-        assert outbox.dead_letter_counts() == {"a": 1}
-        assert waiting(outbox) == ["2"]
-    assert rows(tmp_path, "SELECT id FROM dead_letter") == [("1",)]
 
 
 def lose(outbox: Outbox) -> None:
