@@ -15,10 +15,19 @@ import pytest
 class SmallDisk:
     """A file system of a few mebibytes, mounted at `path`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mebibytes: int = 4) -> None:
         self.path = path
+        self._mebibytes = mebibytes
         self.state = path / "state"
         self._filling = path / "filling"
+
+    def mount(self) -> None:
+        self.path.mkdir(exist_ok=True)
+        options = f"size={self._mebibytes}m,mode=0700"
+        self._run("mount", "-t", "tmpfs", "-o", options, "imds-bridge-test", str(self.path))
+
+    def unmount(self) -> None:
+        self._run("umount", "-l", str(self.path))
 
     def fill(self) -> None:
         """Take the last byte."""
@@ -35,11 +44,10 @@ class SmallDisk:
         self._filling.unlink()
 
     def set_read_only(self, read_only: bool) -> None:
-        _run("mount", "-o", f"remount,{'ro' if read_only else 'rw'}", str(self.path))
+        self._run("mount", "-o", f"remount,{'ro' if read_only else 'rw'}", str(self.path))
 
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    def _run(self, *command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 @contextmanager
@@ -47,14 +55,13 @@ def small_disk(path: Path, *, mebibytes: int = 4) -> Iterator[SmallDisk]:
     """Mount a small file system, or skip the test."""
     if sys.platform == "win32":
         pytest.skip("posix: Windows mounts no file")
-    path.mkdir(exist_ok=True)
-    options = f"size={mebibytes}m,mode=0700"
+    disk = SmallDisk(path, mebibytes=mebibytes)
     try:
-        _run("mount", "-t", "tmpfs", "-o", options, "imds-bridge-test", str(path))
+        disk.mount()
     except (OSError, subprocess.CalledProcessError) as error:
         why = str(getattr(error, "stderr", None) or error).splitlines()[0]
         pytest.skip(f"no file system can be mounted here: {why.rpartition(': ')[2]}")
     try:
-        yield SmallDisk(path)
+        yield disk
     finally:
-        _run("umount", "-l", str(path))
+        disk.unmount()
