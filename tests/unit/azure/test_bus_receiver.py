@@ -104,7 +104,7 @@ def test_calls_that_hang_end_run_once_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
     call: str,
 ) -> None:
-    monkeypatch.setattr(bus_receiver, "OPEN_SECONDS", 0.5)
+    monkeypatch.setattr(bus_receiver, "OPEN_SECONDS", 0.1)
     setattr(sdk, call, sdk.hang)
     with pytest.raises(HungError) as caught:
         receiver.run()

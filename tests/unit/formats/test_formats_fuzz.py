@@ -15,7 +15,7 @@ from bridge.events.model import StoredEvent, encode_json
 from bridge.formats.notice import Notice, notice
 from bridge.formats.pagerduty import ACTIONS
 from bridge.runtime.text import sanitize
-from tests.support.diff import json_values, steady
+from tests.support.diff import json_values, steady, trials
 from tests.support.receivers import (
     CONSOLE,
     FORMATS,
@@ -90,7 +90,7 @@ EVENT = st.builds(
 TYPES = st.sampled_from([event["type"] for event in EVENTS.values()])
 NONSENSE = st.fixed_dictionaries({}, optional={**ATTRIBUTES, "data": JSON, "type": TYPES | JSON})
 NOWS = st.timedeltas(min_value=timedelta(days=-30), max_value=timedelta(days=30)).map(lambda away: NOW + away)
-FUZZ = settings(steady, max_examples=250, suppress_health_check=list(HealthCheck))
+FUZZ = settings(steady, max_examples=trials(250), suppress_health_check=list(HealthCheck))
 
 
 def is_shown(event: dict[str, Any]) -> bool:
@@ -168,7 +168,7 @@ def shown_lines(message: Any) -> list[str]:
     return [block["inlines"][0]["text"] for block in message["attachments"][0]["content"]["body"][1:]]
 
 
-@settings(FUZZ, max_examples=60)
+@settings(FUZZ, max_examples=trials(60))
 @given(
     given=st.lists(EVENT | NONSENSE, min_size=2, max_size=9),
     times=st.sampled_from([1, 1, 30]),
@@ -182,13 +182,13 @@ def test_every_digest_is_valid_in_every_format(
 
 
 @pytest.mark.parametrize("letter", ["x", "&", "@", "{", "😀", "\n x", "\u202e", "\ud800", ":a:", "_"])
-def test_500_events_of_hostile_text_are_within_the_limits_and_counted(letter: str) -> None:
-    many = [f"{letter * 60}{number}" for number in range(100)]
+def test_200_events_of_hostile_text_are_within_the_limits_and_counted(letter: str) -> None:
+    many = [f"{letter * 60}{number}" for number in range(9)]
     base = EVENTS["scheduledevent.scheduled"]
     check_digest(
         [
             with_data(base, EventId=f"{letter * 20}-{n}", EventType=f"{letter * 40}{n}", Resources=many)
-            for n in range(500)
+            for n in range(200)
         ],
         NOW,
         ZONES[1],
