@@ -1,4 +1,4 @@
-"""The receiver against an SDK that hangs or fails, without a bus; and what is done to the SDK's internals."""
+"""The receiver with an SDK that hangs, fails or cannot decode, without a bus, and what is done to its internals."""
 
 from __future__ import annotations
 
@@ -9,23 +9,45 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
-from azure.servicebus import ServiceBusClient
-from azure.servicebus.exceptions import MessageLockLostError
+from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+    ServiceBusQuotaExceededError,
+)
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.azure import bus_receiver, internals
-from bridge.azure.bus_receiver import BusReceiver, Connection, try_to_receive
-from bridge.azure.internals import abort_connection, close_socket_on_close
+from bridge.azure.bus_receiver import BusReceiver, Connection, convert, try_to_receive
+from bridge.azure.internals import _decode, abort_connection, close_socket_on_close, fault_of
 from bridge.azure.receiver import ReceivedMessage
+from bridge.azure.servicebus import delivery_error, link_is_intact
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings
-from bridge.errors import HungError, Unavailable
+from bridge.config.values import UNTRUSTED
+from bridge.errors import DeliveryError, HungError, Misconfigured, Unavailable
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
+from tests.support.bus_messages import APPLICATION, DATA, PROPERTIES, SEQUENCE, VALUE, section
 from tests.support.clock import MovedClock
+from tests.support.diff import steady
 from tests.support.paths import ROOT
 from tests.support.process import wait_until
+from tests.support.undecodable import (
+    CHAR,
+    VALUES,
+    any_section,
+    with_annotation,
+    with_body,
+    with_property,
+)
 
 LIMIT_SECONDS = 60.0
 CONNECTION = "Endpoint=sb://127.0.0.1;SharedAccessKeyName=a;SharedAccessKey=YQ==;UseDevelopmentEmulator=true"
@@ -301,3 +323,155 @@ def test_aborting_shuts_the_socket_down() -> None:
     connection = SimpleNamespace(_transport=SimpleNamespace(sock=sock))
     abort_connection(SimpleNamespace(_handler=SimpleNamespace(_connection=connection)))
     assert shut == [socket.SHUT_RDWR]
+
+
+# Whatever a sender has encoded, a message can be received and settled
+
+
+def received(payload: bytes, *, tag: bytes | None = None) -> ServiceBusReceivedMessage:
+    """Build a message as the SDK does when a transfer has arrived; `tag` is its delivery tag."""
+    frame: Any = [None, None, tag, *[None] * 9]
+    return ServiceBusReceivedMessage(
+        _decode(memoryview(payload)), receiver=SimpleNamespace(session=None), frame=frame
+    )
+
+
+def test_a_message_that_the_sdk_can_decode_has_no_fault() -> None:
+    message = convert(received(with_property("text", b"body", message_id="m")))
+    assert (message.fault, message.body, message.message_id) == ("", b"body", "m")
+    assert message.properties == {"good": "text", "bad": "text"}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
+def test_a_message_that_the_sdk_cannot_decode_is_empty_and_says_so(value: Any) -> None:
+    message = convert(received(with_property(value, b"body", message_id="m")))
+    assert (message.body, message.properties, message.sequence_number) == (b"", {}, None)
+    with pytest.raises(ValueError, match="cannot decode"):
+        message.decoded_body()
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
+def test_a_body_that_the_sdk_cannot_decode_is_empty(value: Any) -> None:
+    message = convert(received(with_body(value, message_id="m")))
+    assert message.fault or message.body == b"" or value is VALUES["a decimal128"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "name"),
+    [
+        (VALUE, {"EventId": "A"}, "map"),
+        (VALUE, ["A"], "list"),
+        (VALUE, 7, "number"),
+        (SEQUENCE, ["A"], "sequence"),
+    ],
+)
+def test_a_body_that_is_no_text_is_named_by_its_kind_and_keeps_the_messages_id(
+    kind: int, value: Any, name: str
+) -> None:
+    message = convert(received(section(PROPERTIES, ["m"]) + section(kind, value)))
+    assert (message.message_id, message.fault) == (
+        "m",
+        f"its body is an AMQP {name}, expected a text or bytes",
+    )
+
+
+def test_each_delivery_of_such_a_message_has_an_id_of_its_own() -> None:
+    tags = [bytes(range(16)), bytes(range(1, 17))]
+    messages = [convert(received(with_property(CHAR, b"body"), tag=tag)) for tag in tags]
+    assert all(message.fault for message in messages)
+    assert [message.message_id for message in messages] == [f"delivery-{UUID(bytes_le=tag)}" for tag in tags]
+
+
+def test_binary_properties_that_are_no_text_are_no_fault() -> None:
+    message = convert(received(with_property(b"a\xff", b"body", message_id="m")))
+    assert (message.fault, message.properties) == ("", {"good": "text", "bad": "a\N{REPLACEMENT CHARACTER}"})
+
+
+def test_an_id_that_the_sdk_cannot_decode_is_replaced() -> None:
+    message = convert(received(section(PROPERTIES, [CHAR, "user"]) + section(DATA, b"body")))
+    assert message.message_id.startswith("delivery-")
+    assert message.fault
+
+
+def test_a_sender_cannot_claim_the_fault() -> None:
+    payload = with_annotation("text", b"body")
+    assert fault_of(received(payload.replace(b"own-marker", b"imds-bridg"))) == ""
+
+
+@steady
+@given(parts=st.lists(any_section, max_size=6))
+def test_any_message_can_be_received(parts: list[bytes]) -> None:
+    assert convert(received(b"".join(parts))).message_id
+
+
+@steady
+@given(payload=st.binary(max_size=60), at=st.integers(0, 200), junk=st.binary(max_size=4))
+def test_bytes_that_are_no_message_can_be_received(payload: bytes, at: int, junk: bytes) -> None:
+    whole = with_property(CHAR, b"body")
+    for data in (payload, whole[:at] + junk + whole[at:], whole[:at]):
+        assert convert(received(data)).message_id
+
+
+def test_an_application_property_of_any_type_is_text() -> None:
+    payload = section(APPLICATION, {"number": 7, "flag": True}) + section(DATA, b"")
+    assert convert(received(payload)).properties == {"number": "7", "flag": "True"}
+
+
+# What the SDK's errors are mapped to
+
+NO_CONNECTION = "ConnectionsQuotaExceeded for namespace contoso. 276167e3_G47"
+
+
+@pytest.mark.parametrize("kind", [ServiceBusQuotaExceededError, ServiceBusConnectionError])
+def test_a_namespace_without_a_free_connection_is_not_told_as_a_full_entity(kind: type[Exception]) -> None:
+    error = kind(message=NO_CONNECTION)  # type: ignore[call-arg] # the SDK's own arguments
+    mapped = delivery_error(error, "contoso/events")
+    assert type(mapped) is Unavailable  # retried with back-off
+    assert str(mapped).startswith(
+        "contoso/events: the namespace has no connection left (it accepts 5,000); close"
+    )
+    assert not link_is_intact(error)  # there was none: the next try connects
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected", "advice"),
+    [
+        (
+            ServiceBusAuthenticationError,
+            "Failed to authenticate the connection due to exception: [Errno -2] Name or service not known",
+            Unavailable,
+            "the host name cannot be resolved",
+        ),
+        (
+            ServiceBusAuthorizationError,
+            "Ip has been prevented to connect to the endpoint. For more information see: https://aka.ms/x",
+            Misconfigured,
+            "the namespace's firewall refuses this machine",
+        ),
+        (
+            ServiceBusConnectionError,
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to get local issuer certificate",
+            Misconfigured,
+            UNTRUSTED,
+        ),
+        (
+            ServiceBusError,
+            "Handler failed: failed CONNECT via proxy status: 407.",
+            Misconfigured,
+            "the proxy wants user and password, or other ones, in http_proxy",
+        ),
+    ],
+)
+def test_an_error_is_told_as_what_it_is_where_the_sdk_has_no_class_for_it(
+    kind: type[Exception], text: str, expected: type[DeliveryError], advice: str
+) -> None:
+    given = {"message": text}
+    mapped = delivery_error(kind(**given), "contoso/events")
+    assert type(mapped) is expected
+    assert str(mapped).startswith(f"contoso/events: {advice} (")
+
+
+def test_any_other_quota_is_told_as_a_full_entity_and_keeps_the_connection() -> None:
+    error = ServiceBusQuotaExceededError(message="The maximum entity size has been reached or exceeded.")
+    assert "the entity is full" in str(delivery_error(error, "contoso/events"))
+    assert link_is_intact(error)

@@ -19,13 +19,13 @@ from bridge.config.models import Config
 from bridge.config.sinks import WebhookSettings
 from bridge.config.values import check_url, parse_headers, quote_path, socket_address
 from bridge.errors import ConfigError, Misconfigured
+from tests.support.only import only
 from tests.support.process import toml
-from tests.support.settings import SECRET, faults, read, stdout, webhook
+from tests.support.settings import SECRET, fault, faults, read, stdout, webhook
 
 
 def only_sink(config: Config) -> Any:
-    (sink,) = config.sinks.values()
-    return sink
+    return only(config.sinks.values())
 
 
 @pytest.mark.posix("the default path is of POSIX")
@@ -175,7 +175,7 @@ def test_all_errors_are_reported_at_once_each_with_what_was_given_and_expected(t
         url = "https://{SECRET}"
         """,
     )
-    (kind,) = [fault for fault in found if fault.startswith("sinks.a")]
+    kind = only(fault for fault in found if fault.startswith("sinks.a"))
     assert kind.startswith('sinks.a.kind: given "webhok", expected one of ')
     assert kind.endswith("; did you mean webhook?")
     assert set(found) == {
@@ -207,11 +207,18 @@ def test_all_errors_are_reported_at_once_each_with_what_was_given_and_expected(t
 
 
 A_PORT = "expected an address and a port"
+TEAMS = "https://contoso.webhook.office.com/webhookb2/1@2/IncomingWebhook/3/4"
+DISCORD = "https://discord.com/api/webhooks/1/abc"
+RETIRED = "sinks.ops.url: given a connector of Teams, which are retired; expected the URL of a workflow"
+SLACK = "sinks.ops.url: given a webhook of Discord; expected its URL with /slack at the end"
+ENDPOINT = "http://169.254.169.254/metadata/scheduledevents"
+POSIX = pytest.mark.posix("the paths are of POSIX")
+NO_FILE = "expected a file that can be read: No such file or directory"
 BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "start"),
     [
         ("sinks = 5", "sinks: expected tables such as [sinks.ops]"),
         (f'sinks = "{SECRET}"', "sinks: expected tables such as [sinks.ops]"),
@@ -265,24 +272,61 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
         (webhook(where={"a": []}), "sinks.ops.where.a: given [], expected a text"),
         (webhook(allow_http="perhaps"), 'sinks.ops.allow_http: given "perhaps", expected a valid boolean'),
         (webhook(max_age_seconds=-1), "sinks.ops.max_age_seconds: given -1, expected greater than 0"),
+        # First mistakes are told with what to do.
+        (
+            f'[imds]\nendpoint = "{ENDPOINT}?api-version=2020-07-01"',
+            f'imds.endpoint: given "{ENDPOINT}?***", expected the address alone, such as '
+            "http://169.254.169.254: the rest is added",
+        ),
+        (webhook(format="teams", url=TEAMS), RETIRED),
+        (webhook(format="slack", url=DISCORD), SLACK),
+        (webhook(format="slack", url=DISCORD.replace("discord", "ptb.discord") + "?wait=true"), SLACK),
+        (
+            webhook(format="discord", url=DISCORD),
+            'sinks.ops.format: given "discord", expected one of cloudevents, pagerduty, slack, teams, template; '
+            'Discord takes "slack" at the URL of its webhook with /slack at the end',
+        ),
+        (
+            '[metrics]\nlisten = "http://127.0.0.1:9464"',
+            f'metrics.listen: given "http://127.0.0.1:9464", {A_PORT}, no URL, '
+            "for example 127.0.0.1:9464 or [::1]:9464",
+        ),
+        (
+            webhook(bearer_token=SECRET, headers={"authorization": "Bearer b"}),
+            "sinks.ops.headers: given Authorization beside bearer_token, which writes it; expected one of them",
+        ),
+        (
+            webhook(url=f"https://x.org/?{SECRET}", url_file="ops-url"),
+            'sinks.ops.url_file: given "ops-url", expected either url or url_file, not both',
+        ),
+        *(
+            pytest.param(
+                webhook(url=None, url_file=name),
+                f'sinks.ops.url_file: given "{name}", {NO_FILE}{end}',
+                marks=POSIX,
+            )
+            for name, end in (
+                ("/secrets/ops-url", ""),
+                ("/etc/imds-bridge/absent/url_2", ""),
+                ("ops-url", "; it was looked for in {folder}/config.secrets and {folder}/secrets"),
+            )
+        ),
     ],
 )
-def test_an_error_shows_the_given_value_and_the_expected_one(tmp_path: Path, text: str, fault: str) -> None:
-    (found,) = faults(tmp_path, text)
-    assert found.startswith(fault)
+def test_an_error_shows_the_given_value_and_the_expected_one(tmp_path: Path, text: str, start: str) -> None:
+    assert fault(tmp_path, text).startswith(start.replace("{folder}", str(tmp_path)))
 
 
 def test_a_long_value_is_shortened(tmp_path: Path) -> None:
-    (fault,) = faults(tmp_path, toml({"log_level": "x" * 10_000}))
-    assert len(fault) < 200
+    assert len(fault(tmp_path, toml({"log_level": "x" * 10_000}))) < 200
 
 
 @pytest.mark.parametrize("key", ["a[b", "[", "a[1]b", "x].[y", "\x1b[31m"])
 def test_an_error_about_a_key_with_brackets_is_reported(tmp_path: Path, key: str) -> None:
-    (found,) = faults(tmp_path, f"{json.dumps(key)} = 1")
-    assert found.endswith("unknown key")
+    assert fault(tmp_path, f"{json.dumps(key)} = 1").endswith("unknown key")
 
 
+SAVE = "Set-Content -Encoding utf8"
 RULES = "[[approvals.auto]]\ngroup = true\n[approvals.policy]\nallow = [{}, { event_typ = 'x' }]"
 
 
@@ -323,37 +367,40 @@ def test_errors_of_settings_together_are_reported_at_once_where_each_is_right_al
     assert [fault.partition(":")[0] for fault in found] == of_the_sink + of_the_bus
 
 
-def test_a_file_given_with_config_must_exist_and_be_valid_toml(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "absent", "the file does not exist"), (tmp_path, "cannot be read")):
-        with pytest.raises(ConfigError, match=reason) as raised:
-            load(path, {})
-        assert raised.value.source == str(path)
-    (bad,) = faults(tmp_path, "log_level = debug")
-    assert bad.endswith('; a text needs quotes: kind = "webhook"')
-    (bad,) = faults(tmp_path, "[imds\npoll = 1")
-    assert bad.startswith("is not valid TOML: ")
-    assert "line 1" in bad
-    (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "the file does not exist"),
+        (b"\xff\xfe", "cannot be read"),
+        ("[metrics]".encode("utf-16"), f"expected UTF-8 text, but it is UTF-16: save it with {SAVE}"),
+        (b"log_level = debug", '; a text needs quotes: kind = "webhook"'),
+        (b"[imds\npoll = 1", "is not valid TOML: .*line 1"),
+    ],
+)
+def test_a_file_given_with_config_must_exist_and_be_valid_toml(
+    tmp_path: Path, content: bytes | None, reason: str
+) -> None:
+    path = tmp_path / "config.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=reason) as raised:
+        load(path, {})
+    assert raised.value.source == str(path)
+
+
+def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        load(tmp_path / "config.toml", {})
+        load(tmp_path, {})
 
 
 def test_what_editors_of_windows_write_is_read_or_explained(tmp_path: Path) -> None:
     assert read(tmp_path, "\ufeffstop_seconds = 7\n").stop_seconds == 7
     for folder in (r"C:\ProgramData\x", r"C:\Users\x"):
-        (found,) = faults(tmp_path, f'state_dir = "{folder}"\n')
-        assert "in single quotes" in found
+        assert "in single quotes" in fault(tmp_path, f'state_dir = "{folder}"\n')
         assert str(read(tmp_path, f"state_dir = '{folder}'\n").state_dir) == folder
 
 
 # Secrets
-
-
-def test_a_secret_and_its_file_together_are_an_error(tmp_path: Path) -> None:
-    name = str(tmp_path / "url")
-    assert faults(tmp_path, webhook(url=f"https://example.org/?{SECRET}", url_file=name)) == [
-        f"sinks.ops.url_file: given {json.dumps(name)}, expected either url or url_file, not both"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -381,53 +428,9 @@ def test_a_secret_in_place_of_a_files_name_is_not_shown(tmp_path: Path, name: st
         assert "MfKQ" not in found
 
 
-TEAMS = "https://contoso.webhook.office.com/webhookb2/1@2/IncomingWebhook/3/4"
-DISCORD = "https://discord.com/api/webhooks/1/abc"
-RETIRED = "sinks.ops.url: given a connector of Teams, which are retired; expected the URL of a workflow"
-SLACK = "sinks.ops.url: given a webhook of Discord; expected its URL with /slack at the end"
-ENDPOINT = "http://169.254.169.254/metadata/scheduledevents"
-
-
-@pytest.mark.posix("the paths are of POSIX")
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            f'[imds]\nendpoint = "{ENDPOINT}?api-version=2020-07-01"',
-            f'imds.endpoint: given "{ENDPOINT}?***", expected the address alone, such as '
-            "http://169.254.169.254: the rest is added",
-        ),
-        (webhook(format="teams", url=TEAMS), RETIRED),
-        (webhook(format="slack", url=DISCORD), SLACK),
-        (webhook(format="slack", url=DISCORD.replace("discord", "ptb.discord") + "?wait=true"), SLACK),
-        (
-            webhook(format="discord", url=DISCORD),
-            'sinks.ops.format: given "discord", expected one of cloudevents, pagerduty, slack, teams, template; '
-            'Discord takes "slack" at the URL of its webhook with /slack at the end',
-        ),
-        (
-            '[metrics]\nlisten = "http://127.0.0.1:9464"',
-            f'metrics.listen: given "http://127.0.0.1:9464", {A_PORT}, no URL, '
-            "for example 127.0.0.1:9464 or [::1]:9464",
-        ),
-        (
-            webhook(bearer_token=SECRET, headers={"authorization": "Bearer b"}),
-            "sinks.ops.headers: given Authorization beside bearer_token, which writes it; expected one of them",
-        ),
-        (
-            webhook(url=None, url_file="ops-url"),
-            'sinks.ops.url_file: given "ops-url", expected a file that can be read: No such file or directory; '
-            "it was looked for in {folder}/config.secrets and {folder}/secrets",
-        ),
-    ],
-)
-def test_a_first_mistake_is_told_with_what_to_do(tmp_path: Path, text: str, expected: str) -> None:
-    assert faults(tmp_path, text) == [expected.replace("{folder}", str(tmp_path))]
-
-
 def test_a_digest_that_no_relay_makes_is_told(tmp_path: Path) -> None:
     sink = webhook(format="teams", digest_seconds=60)
-    (found,) = warnings(read(tmp_path, sink))
+    found = only(warnings(read(tmp_path, sink)))
     assert found[1] == "sinks.ops.digest_seconds: only a relay gathers messages, and there is no [relay]"
     relay = f"[relay]\n{BUS.partition(chr(10))[2]}topic = 'events'\nsubscription = 'relay'\n"
     assert not [*warnings(read(tmp_path, f"{sink}\n{relay}"))]
@@ -454,37 +457,17 @@ def test_what_discord_takes_is_accepted(tmp_path: Path, url: str) -> None:
 )
 def test_a_variable_with_single_underscores_is_told(tmp_path: Path, variable: str, is_told: bool) -> None:
     expected = "expected IMDS_BRIDGE__SECTION__KEY with two underscores, such as IMDS_BRIDGE__SINKS__OPS__URL"
-    path = tmp_path / "config.toml"
-    path.write_text("")
-    try:
-        load(path, {variable: SECRET})
-    except ConfigError as error:
-        told = error.faults
+    if is_told:
+        assert faults(tmp_path, "", {variable: SECRET}) == [
+            f"the environment variable {variable}: {expected}"
+        ]
     else:
-        told = []
-    assert told == [f"the environment variable {variable}: {expected}"] * is_told
-
-
-@pytest.mark.posix("the paths are of POSIX")
-@pytest.mark.parametrize("name", ["/secrets/ops-url", "/etc/imds-bridge/absent/url_2"])
-def test_the_name_of_a_missing_secret_file_is_shown(tmp_path: Path, name: str) -> None:
-    (found,) = faults(tmp_path, webhook(url=None, url_file=name))
-    assert found.startswith(f'sinks.ops.url_file: given "{name}", expected a file that can be read: No such')
+        read(tmp_path, "", {variable: SECRET})
 
 
 @pytest.mark.parametrize(("path", "is_shown"), [("C:\\secrets\\x", True), ("c2Vj:\\cmV0", False)])
 def test_the_path_of_a_missing_file_on_windows_is_shown(path: str, is_shown: bool) -> None:
     assert (quote_path(Path(path)) == json.dumps(path)) is is_shown
-
-
-def test_a_configuration_in_utf_16_says_how_to_save_it(tmp_path: Path) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text("[metrics]", encoding="utf-16")
-    with pytest.raises(ConfigError, match=f"expected UTF-8 text, but it is UTF-16: save it with {SAVE}"):
-        load(path, {})
-
-
-SAVE = "Set-Content -Encoding utf8"
 
 
 def test_a_secret_file_that_is_empty_or_not_text_is_an_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from bridge.config.approvals import ApprovalSettings, AutoSettings, PolicySettin
 from bridge.config.sinks import ExecSettings
 from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES
 from bridge.imds.document import ScheduledEvent
-from tests.support.settings import faults, read, stdout
+from tests.support.settings import fault, faults, read, stdout
 
 APPROVALS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\nqueue = "approvals"\n'
 SECTIONS = ("policy.allow", "policy.deny", "auto")
@@ -112,9 +112,9 @@ FAULTS = [
 
 @pytest.mark.parametrize(("text", "start", "words"), FAULTS)
 def test_what_cannot_be_meant_is_an_error(tmp_path: Path, text: str, start: str, words: str) -> None:
-    (fault,) = faults(tmp_path, text)
-    assert fault.startswith(start)
-    assert words in fault
+    found = fault(tmp_path, text)
+    assert found.startswith(start)
+    assert words in found
 
 
 def test_a_rule_with_turns_gives_its_program_less_time_by_default() -> None:
@@ -144,8 +144,7 @@ def test_on_windows_a_program_is_the_absolute_path_of_an_exe(
     if is_one:
         assert ExecSettings(kind="exec", run=(program,)).run == (program,)
     else:
-        (fault,) = faults(tmp_path, f"{AUTO}\nrun = ['{program}']\n")
-        assert "the absolute path of an .exe" in fault
+        assert "the absolute path of an .exe" in fault(tmp_path, f"{AUTO}\nrun = ['{program}']\n")
 
 
 # Rules

@@ -1,4 +1,4 @@
-"""Queues, $cbs and $management behave as those of Service Bus, with a clock that the test moves."""
+"""The simulated Service Bus behaves as the real one, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import sys
 import uuid
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -18,20 +19,32 @@ if sys.platform == "win32":
 
 import proton
 
+from bridge.lab.httpd import LabError
+from bridge.lab.run import BUS_FILE
 from bridge.lab.servicebus.broker import Broker
-from bridge.lab.servicebus.config import Namespace
+from bridge.lab.servicebus.config import Namespace, load
+from bridge.lab.servicebus.filters import Correlation, Sql
 from bridge.lab.servicebus.messages import (
+    ARGUMENT,
+    DECODE,
     LOCK_LOST,
     NOT_ALLOWED,
     NOT_FOUND,
+    NOT_IMPLEMENTED,
     SESSION_LOST,
     Message,
     Refused,
+    parse,
+    parse_transfer,
 )
 from bridge.lab.servicebus.nodes import ManagementNode, check_token, manage
 from bridge.lab.servicebus.queues import Events, MessageQueue
-from tests.support.bus_messages import content
+from tests.support.bus_messages import DATA, content, encoded, section
 from tests.support.clock import MovedClock
+from tests.support.consumers import APPROVALS, APPROVER, TOPIC
+from tests.support.only import only
+
+# Queues, $cbs and $management
 
 Owner = object
 
@@ -83,9 +96,6 @@ def refusal(work: Any, *arguments: Any) -> str:
     with pytest.raises(Refused) as caught:
         work(*arguments)
     return caught.value.condition
-
-
-# --- locks, time to live, duplicates ---
 
 
 def test_a_lock_that_ends_gives_the_message_to_the_next_and_its_settlement_is_refused() -> None:
@@ -169,9 +179,6 @@ def test_an_entity_with_partitions_refuses_a_batch_of_several_and_drops_duplicat
     assert (lab.queue.counts["enqueued"], lab.queue.counts["duplicates"]) == (3, 1)
 
 
-# --- sessions ---
-
-
 def test_the_next_session_is_the_unlocked_one_with_the_oldest_message() -> None:
     lab = Lab(RequiresSession=True)
     for session_id in ("c", "a", "b"):
@@ -205,9 +212,6 @@ def test_entities_are_found_in_any_letter_case_and_for_what_they_can_do() -> Non
     assert refusal(broker.source, "t") == refusal(broker.target, "q/$deadletterqueue") == NOT_ALLOWED
 
 
-# --- $cbs ---
-
-
 def signed(*, key: str = "SAS_KEY_VALUE", key_name: str = "RootManageSharedAccessKey") -> str:
     """Return a token, as in Microsoft's documentation of shared access signatures."""
     resource = quote("sb://127.0.0.1:5672/Plain", safe="")
@@ -235,9 +239,6 @@ def test_a_signature_must_hold(token: str | None, expected: str) -> None:
     except Refused as refused:
         verdict = refused.description.partition(":")[0]
     assert verdict == expected
-
-
-# --- $management ---
 
 
 def ask(queue: MessageQueue, operation: str, body: Any, *, owner: object | None = None) -> Any:
@@ -299,3 +300,245 @@ def test_a_session_lock_is_renewed_for_who_holds_it_only() -> None:
     assert ask(queue, "renew-session-lock", body, owner=owner)["expiration"] > 0
     assert ask(queue, "renew-session-lock", body) == (410, SESSION_LOST)
     assert ask(Lab().queue, "renew-session-lock", body, owner=owner) == (400, NOT_ALLOWED)
+
+
+# Messages keep what their senders wrote, and what Service Bus refuses is refused
+
+
+def decoded(message: Message) -> Any:
+    found = proton.Message()
+    found.decode(message.encode())
+    return found
+
+
+def stored(**options: Any) -> Message:
+    return Message(**{"content": content("1"), "sequence_number": 9, "enqueued_at": 1.5, **options})
+
+
+def test_a_message_keeps_its_properties_and_body_on_the_way_to_a_receiver() -> None:
+    given = proton.Message(
+        body=b"\x00body",
+        id="m1",
+        subject="s",
+        correlation_id="c",
+        content_type="application/json",
+        group_id="g",
+        properties={"text": "t", "number": 5, "small": proton.int32(7), "flag": True},
+        annotations={"x-opt-partition-key": "g", "x-opt-sequence-number": 1},
+    )
+    given.inferred = True
+    taken = parse(given.encode())
+    assert (taken.message_id, taken.session_id, taken.body) == ("m1", "g", b"\x00body")
+    assert taken.application_properties == {"text": "t", "number": 5, "small": 7, "flag": True}
+    token = uuid.uuid4()
+    message = stored(content=taken, delivery_count=2, lock_token=token, locked_until=61.5, expires_at=61.5)
+    sent = decoded(message)
+    assert (sent.id, sent.subject, sent.correlation_id, sent.group_id) == ("m1", "s", "c", "g")
+    assert sent.properties == given.properties
+    assert type(sent.properties["small"]) is proton.int32
+    assert (sent.delivery_count, sent.ttl, bytes(sent.body)) == (2, 60, b"\x00body")
+    assert sent.instructions == {"x-opt-lock-token": token}
+    assert {str(name): value for name, value in sent.annotations.items()} == {
+        "x-opt-enqueued-time": 1500,
+        "x-opt-sequence-number": 9,
+        "x-opt-message-state": 0,
+        "x-opt-locked-until": 61500,
+        "x-opt-partition-key": "g",
+    }
+
+
+def test_properties_that_are_set_replace_those_of_the_sender_and_the_others_keep_their_types() -> None:
+    properties = {f"name{number}": f"value{number}" for number in range(200)}
+    given = proton.Message(body=b"1", properties={**properties, "small": proton.int32(5), "name": "old"})
+    more = {"name": "new", "DeadLetterReason": "r"}
+    changed = parse(given.encode()).with_properties(more)
+    sent = decoded(stored(content=changed, dead_letter_source="q"))
+    assert sent.properties == {**properties, "small": 5, **more}
+    assert type(sent.properties["small"]) is proton.int32
+    assert {str(n): v for n, v in sent.annotations.items()}["x-opt-deadletter-source"] == "q"
+    assert not sent.instructions
+
+
+def test_a_batch_is_taken_apart() -> None:
+    batch = b"".join(section(DATA, encoded(str(number) * 300)) for number in range(9))
+    assert [one.body for one in parse_transfer(batch)] == [str(number).encode() * 300 for number in range(9)]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"\x00", b"\x00\x53", b"\x00Spdata", b"\x00\x53\x75\xa0\x09short", b"\x00\x80"]
+)
+def test_a_single_message_is_not_a_batch_whatever_its_body(body: bytes) -> None:
+    assert only(parse_transfer(section(DATA, body))).body == body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"x", b"\x00", b"\x00\x53\x10\x45", b"\x00\x53\x75\xa0\x09short", encoded()[:-3], b"\x00" * 100_000],
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(Refused) as caught:
+        parse_transfer(data)
+    assert caught.value.condition == DECODE
+
+
+def refusal_of(**options: Any) -> str:
+    try:
+        parse_transfer(encoded(**options))
+    except Refused as refused:
+        return refused.condition
+    return ""
+
+
+def test_what_service_bus_refuses_is_refused_and_what_it_accepts_is_not() -> None:
+    for name in ("message_id", "session_id"):
+        assert refusal_of(**{name: "x" * 128}) == ""
+        assert refusal_of(**{name: "x" * 129}) == ARGUMENT
+    assert refusal_of(properties={"a": "x" * 32_768}) == ""
+    assert refusal_of(properties={"a": "x" * 32_769}) == ARGUMENT
+    assert refusal_of(properties={"a": "x" * 32_000, "b": "x" * 32_000}) == ""
+    assert refusal_of(properties={"a": "x" * 32_000, "b": "x" * 32_000, "c": "x" * 2_000}) == ARGUMENT
+    assert refusal_of(session_id="s", annotations={"x-opt-partition-key": "s"}) == ""
+    assert refusal_of(session_id="s", annotations={"x-opt-partition-key": "t"}) == ARGUMENT
+    assert refusal_of(annotations={"x-opt-scheduled-enqueue-time": 1}) == NOT_IMPLEMENTED
+
+
+# Filters match as Service Bus's do, and a configuration works for the lab and for the official emulator
+
+PROPERTIES = {
+    "EventType": "Reboot",
+    "EventStatus": "Scheduled",
+    "Resources": ",vm1,vm2,",
+    "it's": "quoted",
+    "Count": 3,
+    "Live": True,
+    "Two words": "yes",
+}
+MESSAGE: dict[str, Any] = {
+    "message_id": "m1",
+    "subject": "io.imdsbridge.scheduledevent.scheduled.v1",
+    "correlation_id": "E1",
+    "properties": PROPERTIES,
+}
+
+TRUE = """
+1=1
+eventtype = 'Reboot'
+user.EventType = 'Reboot'
+EventType = 'Reboot' AND EventStatus = 'Scheduled'
+EventType IN ('Freeze', 'Reboot')
+EventType NOT IN ('Freeze')
+Resources LIKE '%,vm1,%'
+Resources LIKE '_vm1_vm2_'
+Resources NOT LIKE '%vm3%'
+EventType LIKE 'R!eboot' ESCAPE '!'
+EventType <> 'Freeze'
+EventType != 'Fr''eeze'
+sys.Label = 'io.imdsbridge.scheduledevent.scheduled.v1'
+sys.label LIKE 'io.imdsbridge.scheduledevent.%'
+sys.CorrelationId = 'E1' and sys.MessageId = 'm1'
+[it's] = 'quoted'
+[Two words] = 'yes'
+"Two words" = 'yes'
+Count = 3
+Live = TRUE
+EXISTS(EventType)
+EventType IS NOT NULL AND Missing IS NULL
+(EventType = 'Freeze' OR EventType = 'Reboot') AND NOT EventStatus = 'Started'
+EventType = 'Freeze' OR Missing = 'x' OR EventType = 'Reboot'"""
+NOT_TRUE = """
+1=0
+EventType = 'reboot'
+EventType = 'Reboot' AND EventStatus = 'Started'
+EventType IN ('Freeze', 'Redeploy')
+Resources LIKE 'vm1'
+Resources LIKE '%.%'
+Missing = 'x'
+Missing <> 'x'
+NOT Missing = 'x'
+Missing IN ('x')
+Missing LIKE '%'
+Count = '3'
+sys.SessionId = 's'
+EXISTS(Missing)"""
+REFUSED = """
+EventType =
+EventType = 'Reboot' nonsense
+EventType = 'open
+sys.Nonsense = 'x'
+other.EventType = 'x'
+EventType IN 'x'
+(EventType = 'x'
+EventType = AND
+newid() = 1
+1) FROM (SELECT 1"""
+
+
+@pytest.mark.parametrize(("expressions", "expected"), [(TRUE, True), (NOT_TRUE, False)])
+def test_an_expression_that_is_true_matches_and_one_that_is_unknown_does_not(
+    expressions: str, expected: bool
+) -> None:
+    message = content(**MESSAGE)
+    lines = expressions.strip().splitlines()
+    assert [line for line in lines if Sql(line)(message) is not expected] == []
+
+
+@pytest.mark.parametrize("expression", ["", *REFUSED.strip().splitlines(), f"a = '{'x' * 1019}'"])
+def test_what_sqlite_does_not_read_or_is_above_1024_characters_is_refused(expression: str) -> None:
+    with pytest.raises(LabError) as caught:
+        Sql(expression)
+    assert repr(expression) in str(caught.value)
+
+
+def test_an_expression_may_have_1024_characters() -> None:
+    assert Sql(f"a = '{'x' * 1018}'")(content()) is False
+
+
+def test_a_correlation_filter_wants_all_its_properties() -> None:
+    wanted = Correlation({"CorrelationId": "E1", "Properties": {"eventtype": "Reboot", "Count": 3}})
+    assert wanted(content(**MESSAGE))
+    assert not wanted(content(**{**MESSAGE, "correlation_id": "E2"}))
+    assert not wanted(content(**{**MESSAGE, "properties": {"EventType": "Reboot"}}))
+
+
+def queue(**properties: Any) -> dict[str, Any]:
+    return {"Queues": [{"Name": "q", "Properties": properties}]}
+
+
+def topic(kind: str, **rule: Any) -> dict[str, Any]:
+    rules = [{"Name": "r", "Properties": {"FilterType": kind, **rule}}]
+    return {"Topics": [{"Name": "t", "Subscriptions": [{"Name": "s", "Rules": rules}]}]}
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "complaint"),
+    [
+        ([], "Namespaces"),
+        ([{"Queues": [{"Name": ""}]}], "Name"),
+        ([queue(LockDuration="1 minute")], "LockDuration"),
+        ([queue(LockDuration="PT5M1S")], "LockDuration"),
+        ([queue(ForwardTo="other")], "ForwardTo"),
+        ([topic("Magic")], "FilterType"),
+        ([topic("Sql", SqlFilter={"SqlExpression": "a ="})], "SQL filter"),
+        ([topic("Correlation", CorrelationFilter={"Colour": "x"})], "Colour"),
+    ],
+)
+def test_a_faulty_configuration_is_refused_by_name(namespaces: Any, complaint: str) -> None:
+    with pytest.raises(LabError) as caught:
+        load({"UserConfig": {"Namespaces": namespaces}})
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}"])
+def test_a_file_that_is_missing_or_something_else_is_refused(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "bus.json"
+    if text:
+        file.write_text(text)
+    with pytest.raises(LabError, match=r"bus\.json"):
+        load(file)
+
+
+def test_the_lab_has_the_entities_that_the_snippets_for_consumers_use() -> None:
+    namespace = load(BUS_FILE)
+    assert [one.name for one in namespace.queues] == [APPROVALS]
+    assert [one.name for one in namespace.topics] == [TOPIC]
+    assert APPROVER in [one.name for one in namespace.topics[0].subscriptions]
