@@ -14,6 +14,7 @@ from bridge.events.model import StoredEvent, encode_json
 from bridge.formats.digest import MAX_LINES, Digest, summarize
 from bridge.formats.teams import MESSAGE_BYTES
 from tests.support.diff import steady
+from tests.support.only import only
 from tests.support.receivers import (
     CONSOLE,
     SPACE,
@@ -21,9 +22,7 @@ from tests.support.receivers import (
     check_teams,
     make_format,
     settings,
-    slack,
     strings,
-    teams,
 )
 from tests.support.samples import EVENT_ID, EVENTS, NOW, in_, scheduled, updated, with_data, written
 
@@ -37,7 +36,7 @@ def blocks_text(message: Any) -> str:
 
 
 def test_the_text_alone_says_all_for_receivers_that_know_no_blocks() -> None:
-    text = slack().write(SCHEDULED, NOW)["text"]
+    text = make_format("slack").write(SCHEDULED, NOW)["text"]
     assert text.splitlines()[:4] == [
         TITLE,
         "A restart: memory is lost, disks are kept.",
@@ -48,7 +47,7 @@ def test_the_text_alone_says_all_for_receivers_that_know_no_blocks() -> None:
 
 
 def test_slack_has_a_header_a_command_to_copy_and_no_attachments_which_discord_shows_empty() -> None:
-    message = slack().write(SCHEDULED, NOW)
+    message = make_format("slack").write(SCHEDULED, NOW)
     assert message["blocks"][0]["type"] == "header"
     assert message["blocks"][0]["text"]["text"] == TITLE
     assert "*Approve*\n```imds-bridge approve 602d9444-" in blocks_text(message)
@@ -62,29 +61,29 @@ def test_slack_has_a_header_a_command_to_copy_and_no_attachments_which_discord_s
     [("scheduled", "warning"), ("started", "attention"), ("completed", "good"), ("canceled", "accent")],
 )
 def test_the_head_in_teams_has_the_colour_of_what_happens(kind: str, style: str) -> None:
-    message = teams().write(EVENTS[f"scheduledevent.{kind}"], NOW)
+    message = make_format("teams").write(EVENTS[f"scheduledevent.{kind}"], NOW)
     assert message["attachments"][0]["content"]["body"][0]["style"] == style
 
 
 def test_the_title_stands_first_in_teams_and_the_command_is_monospaced() -> None:
-    body = teams().write(SCHEDULED, NOW)["attachments"][0]["content"]["body"]
+    body = make_format("teams").write(SCHEDULED, NOW)["attachments"][0]["content"]["body"]
     title = body[0]["items"][0]["inlines"][0]
     assert (title["text"], title["weight"]) == (TITLE, "Bolder")
     runs = [run for block in body for run in block.get("inlines", ())]
-    (monospaced,) = [run["text"] for run in runs if run.get("fontType") == "Monospace"]
+    monospaced = only(run["text"] for run in runs if run.get("fontType") == "Monospace")
     assert monospaced.startswith("imds-bridge approve 602d9444-")
 
 
 @pytest.mark.parametrize(
-    ("format_", "starts"),
+    ("name", "starts"),
     [
-        (slack, "in 15 min, at <!date^1795180680^{date_short_pretty} {time}|13:18 UTC>"),
-        (teams, "in 15 min, at {{DATE(2026-11-20T13:18:00Z, SHORT)}} {{TIME(2026-11-20T13:18:00Z)}}"),
+        ("slack", "in 15 min, at <!date^1795180680^{date_short_pretty} {time}|13:18 UTC>"),
+        ("teams", "in 15 min, at {{DATE(2026-11-20T13:18:00Z, SHORT)}} {{TIME(2026-11-20T13:18:00Z)}}"),
     ],
 )
-def test_each_reader_sees_their_own_time_unless_a_time_zone_is_set(format_: Any, starts: str) -> None:
-    assert starts in "\n".join(strings(format_().write(SCHEDULED, NOW)))
-    text = "\n".join(strings(format_(time_zone="Europe/Berlin").write(SCHEDULED, NOW)))
+def test_each_reader_sees_their_own_time_unless_a_time_zone_is_set(name: str, starts: str) -> None:
+    assert starts in "\n".join(strings(make_format(name).write(SCHEDULED, NOW)))
+    text = "\n".join(strings(make_format(name, time_zone="Europe/Berlin").write(SCHEDULED, NOW)))
     assert "automatically in 15 min, at 14:18 CET" in text
     assert "<!date" not in text
     assert "{{DATE(" not in text
@@ -92,7 +91,7 @@ def test_each_reader_sees_their_own_time_unless_a_time_zone_is_set(format_: Any,
 
 def test_no_one_is_mentioned() -> None:
     mentions = "@everyone @here <!channel> <@U012> <@&34> ops@example.org"
-    message = slack().write(scheduled("scheduled", Description=mentions), NOW)
+    message = make_format("slack").write(scheduled("scheduled", Description=mentions), NOW)
     check_slack(message)
     assert f"@{SPACE}everyone @{SPACE}here" in message["text"]
     assert f"&lt;@{SPACE}U012&gt;" in blocks_text(message)
@@ -101,14 +100,16 @@ def test_no_one_is_mentioned() -> None:
 
 def test_markup_from_outside_is_shown_and_does_not_act() -> None:
     hostile = "*a* _b_ ~c~ `d` [e](https://evil.example) <https://evil.example|f> :skull: ||g|| a_b & \\"
-    message = slack().write(scheduled("scheduled", Description=hostile, Resources=["web_0", "web_11"]), NOW)
+    message = make_format("slack").write(
+        scheduled("scheduled", Description=hostile, Resources=["web_0", "web_11"]), NOW
+    )
     check_slack(message)
     assert "∗a∗ ＿b＿ ∼c∼ ˋdˋ" in message["text"]  # noqa: RUF001
     assert "a_b ＆ ＼" in message["text"]  # noqa: RUF001
     assert "Reboot of web_0, web_11 in 15 min" in message["text"]
     assert "&lt;https:\u200b//evil.example|f&gt; :\u200bskull: ||g|| a_b &amp;" in blocks_text(message)
     hostile = "**bold** [e](https://evil.example) {{DATE(2026-11-20T13:18:00Z, SHORT)}} {{{TIME( <at>all</at>"
-    card = teams().write(scheduled("scheduled", Description=hostile), NOW)
+    card = make_format("teams").write(scheduled("scheduled", Description=hostile), NOW)
     check_teams(card)
     texts = "\n".join(strings(card))
     blank = "{\u200b{"
@@ -124,7 +125,7 @@ def test_letters_that_need_many_bytes_are_cut_to_the_size_that_teams_takes(lette
     before = {"Resources": [wide], **dict.fromkeys(fields, wide)}
     event = updated(before, Resources=[wide[1:]] * 100, **dict.fromkeys(fields, wide[1:]))
     vm = dict.fromkeys(("Name", "Location", "Zone"), wide)
-    message = teams().write(with_data(event, EventId=wide, Vm=vm), NOW)
+    message = make_format("teams").write(with_data(event, EventId=wide, Vm=vm), NOW)
     check_teams(message)
     assert "… (cut)" in "\n".join(strings(message))
     assert len(json.dumps(message)) > MESSAGE_BYTES / 3
@@ -185,8 +186,8 @@ def test_an_event_is_one_line_with_its_newest_state_however_many_changes_gathere
     changes = [EVENTS[f"scheduledevent.{kind}"] for kind in ("scheduled", "updated", "started", "completed")]
     assert lines(*changes[:2]) == ["🟧 Changed: Reboot of web-0, web-1 now in 10 min (13:13 UTC)"]
     assert lines(*changes[:3]) == ["🟥 Reboot of web-0, web-1 has started"]
-    (line,) = lines(*changes[:1], with_data(changes[3], EventId=EVENT_ID.upper()))
-    assert line == "🟩 Reboot of web-0, web-1 is over"
+    upper_case = with_data(changes[3], EventId=EVENT_ID.upper())
+    assert lines(changes[0], upper_case) == ["🟩 Reboot of web-0, web-1 is over"]
 
 
 def test_a_receipt_says_when_its_event_starts() -> None:
