@@ -16,11 +16,13 @@ from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings, ServiceBusSettings
 from bridge.config.loader import DEFAULT_PATH, load
 from bridge.config.models import Config
+from bridge.config.registry import FORMATS
 from bridge.config.sinks import WebhookSettings
 from bridge.config.values import check_url, parse_headers, quote_path, socket_address
 from bridge.errors import ConfigError, Misconfigured
 from tests.support.only import only
 from tests.support.process import toml
+from tests.support.receivers import FORMATS as ROWS
 from tests.support.settings import SECRET, fault, faults, read, stdout, webhook
 
 
@@ -398,6 +400,65 @@ def test_what_editors_of_windows_write_is_read_or_explained(tmp_path: Path) -> N
     for folder in (r"C:\ProgramData\x", r"C:\Users\x"):
         assert "in single quotes" in fault(tmp_path, f'state_dir = "{folder}"\n')
         assert str(read(tmp_path, f"state_dir = '{folder}'\n").state_dir) == folder
+
+
+# Each format brings its own settings: defaults, required ones, and limits
+
+
+def test_every_format_has_a_row() -> None:
+    assert set(ROWS) == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_has_its_own_defaults_and_the_limits_of_every_sink(tmp_path: Path, name: str) -> None:
+    row = ROWS[name]
+    sink = read(tmp_path, webhook(format=name, **row.needed)).sinks["ops"]
+    assert (sink.types, sink.max_age_seconds) == (row.types, row.age_seconds)
+    assert (sink.max_per_second, sink.is_chat_format) == (row.per_second, row.is_chat_format)
+    found = faults(tmp_path, webhook(format=name, max_per_second=1e-11, max_age_seconds=-1, **row.needed))
+    assert {fault.partition(":")[0] for fault in found} == {
+        "sinks.ops.max_age_seconds",
+        "sinks.ops.max_per_second",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "start", "end"),
+    [
+        ({"format": "pagerduty"}, "routing_key: is missing (or routing_key_file)", ""),
+        ({"format": "template"}, "template: is missing (or template_file)", ""),
+        (
+            {"format": "teams", "routing_key": "x"},
+            "routing_key: ",
+            'with kind = "webhook" and format = "pagerduty"?',
+        ),
+        (
+            {"format": "slack", "mode": "x"},
+            "mode: ",
+            'did you mean sinks.NAME.mode with kind = "webhook" and format = "cloudevents"?',
+        ),
+        ({"content_type": "json\r\nX: y"}, "content_type: ", "^([!-~]+/[ -~]+)?$'"),
+        ({"template_file": "x"}, "template_file: ", 'with kind = "webhook" and format = "template"?'),
+        (
+            {"format": "teams", "time_zone": "Europe/Berln"},
+            "time_zone: ",
+            "IANA time zone such as Europe/Berlin",
+        ),
+        ({"where": {"AffectsThisVm": "yes"}}, "where.AffectsThisVm: ", 'given "yes", expected true or false'),
+        ({"ca_file": "/etc/nothing.pem"}, "ca_file: ", "No such file or directory"),
+        (
+            {"format": "team"},
+            'format: given "team", expected one of cloudevents, ',
+            "; did you mean teams?",
+        ),
+    ],
+)
+def test_a_missing_or_foreign_setting_and_an_unknown_format_are_named(
+    tmp_path: Path, settings: dict[str, Any], start: str, end: str
+) -> None:
+    found = fault(tmp_path, webhook(**settings))
+    assert found.startswith(f"sinks.ops.{start}")
+    assert found.endswith(end)
 
 
 # Secrets
