@@ -165,8 +165,7 @@ def test_a_status_is_read_without_case_and_empty_if_it_is_not_a_text(given: Any)
 def test_a_not_before_is_an_instant_or_none() -> None:
     assert event(NotBefore=NOT_BEFORE).not_before == INSTANT
     assert event(NotBefore="2022-04-11T22:26:58.1234567Z").not_before == INSTANT.replace(microsecond=123_456)
-    nothing: list[Any] = ["", "soon", None, ..., 1649715000, 0.5, True, [NOT_BEFORE], {}, "9" * 5000]
-    assert {event(NotBefore=given).not_before for given in nothing} == {None}
+    assert event(NotBefore="soon").not_before is event(NotBefore=...).not_before is None
 
 
 def test_names_are_read_from_a_list_or_a_single_text() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import sys
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -232,12 +233,9 @@ def signed(*, key: str = "SAS_KEY_VALUE", key_name: str = "RootManageSharedAcces
 )
 def test_a_signature_must_hold(token: str | None, expected: str) -> None:
     request = proton.Message(token, properties={"operation": "put-token", "name": "sb://h/q", "type": "jwt"})
-    verdict = ""
-    try:
+    with pytest.raises(Refused) if expected else nullcontext() as caught:
         check_token(request, key_name="RootManageSharedAccessKey", key="SAS_KEY_VALUE")
-    except Refused as refused:
-        verdict = refused.description.partition(":")[0]
-    assert verdict == expected
+    assert caught is None or caught.value.description.startswith(f"{expected}:")
 
 
 def ask(queue: MessageQueue, operation: str, body: Any, *, owner: object | None = None) -> Any:
@@ -283,22 +281,18 @@ def test_a_message_is_settled_by_its_lock_token_from_another_receiver(
     assert ask(lab.queue, "update-disposition", body) == (410, LOCK_LOST)
 
 
-def test_a_message_of_a_session_is_settled_by_who_holds_it_only() -> None:
+def test_a_session_and_its_message_are_for_who_holds_it_only() -> None:
     lab, owner = Lab(RequiresSession=True), Owner()
     lab.send("m", session_id="a")
     lab.queue.accept_session("a", owner)
-    body = {"disposition-status": "completed", "lock-tokens": [lab.take_token("a")], "session-id": "a"}
+    session = {"session-id": "a"}
+    assert ask(lab.queue, "renew-session-lock", session) == (410, SESSION_LOST)
+    assert ask(lab.queue, "renew-session-lock", session, owner=owner)["expiration"] > 0
+    assert ask(Lab().queue, "renew-session-lock", session, owner=owner) == (400, NOT_ALLOWED)
+    body = {"disposition-status": "completed", "lock-tokens": [lab.take_token("a")], **session}
     assert ask(lab.queue, "update-disposition", body) == (410, SESSION_LOST)
     assert ask(lab.queue, "update-disposition", body, owner=owner) is None
     assert lab.bodies == []
-
-
-def test_a_session_lock_is_renewed_for_who_holds_it_only() -> None:
-    queue, owner, body = Lab(RequiresSession=True).queue, Owner(), {"session-id": "a"}
-    queue.accept_session("a", owner)
-    assert ask(queue, "renew-session-lock", body, owner=owner)["expiration"] > 0
-    assert ask(queue, "renew-session-lock", body) == (410, SESSION_LOST)
-    assert ask(Lab().queue, "renew-session-lock", body, owner=owner) == (400, NOT_ALLOWED)
 
 
 # Messages keep what their senders wrote, and what Service Bus refuses is refused
@@ -445,7 +439,8 @@ EXISTS(EventType)
 EventType IS NOT NULL AND Missing IS NULL
 (EventType = 'Freeze' OR EventType = 'Reboot') AND NOT EventStatus = 'Started'
 EventType = 'Freeze' OR Missing = 'x' OR EventType = 'Reboot'"""
-NOT_TRUE = """
+NOT_TRUE = f"""
+a = '{"x" * 1018}'
 1=0
 EventType = 'reboot'
 EventType = 'Reboot' AND EventStatus = 'Started'
@@ -487,10 +482,6 @@ def test_what_sqlite_does_not_read_or_is_above_1024_characters_is_refused(expres
     with pytest.raises(LabError) as caught:
         Sql(expression)
     assert repr(expression) in str(caught.value)
-
-
-def test_an_expression_may_have_1024_characters() -> None:
-    assert Sql(f"a = '{'x' * 1018}'")(content()) is False
 
 
 def test_a_correlation_filter_wants_all_its_properties() -> None:
