@@ -103,7 +103,7 @@ RIGHT = Evidence(
 def edited(edit: Callable[[Events], object], *names: str, of: Evidence = RIGHT) -> Evidence:
     """Return evidence in which `edit` has changed what some receivers got, by default all of the process's."""
     observer = only(of.observers)
-    got = copy.deepcopy({**observer.sinks, "bus": of.topic})
+    got: dict[str, Any] = copy.deepcopy({**observer.sinks, "bus": of.topic})
     for name in names or got:
         edit(got[name])
     topic = got.pop("bus")
