@@ -22,7 +22,7 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
     ServiceBusQuotaExceededError,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.azure import bus_receiver, internals
@@ -38,7 +38,7 @@ from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
 from tests.support.bus_messages import APPLICATION, DATA, PROPERTIES, SEQUENCE, VALUE, section
 from tests.support.clock import MovedClock
-from tests.support.diff import steady
+from tests.support.diff import steady, trials
 from tests.support.paths import ROOT
 from tests.support.process import wait_until
 from tests.support.undecodable import (
@@ -395,18 +395,16 @@ def test_a_sender_cannot_claim_the_fault() -> None:
     assert fault_of(received(payload.replace(b"own-marker", b"imds-bridg"))) == ""
 
 
-@steady
-@given(parts=st.lists(any_section, max_size=6))
-def test_any_message_can_be_received(parts: list[bytes]) -> None:
-    assert convert(received(b"".join(parts))).message_id
+WHOLE, CUTS = with_property(CHAR, b"body"), st.integers(0, 200)
+CUT = st.builds(
+    lambda at, junk, rest: WHOLE[:at] + junk + WHOLE[at:][rest:], CUTS, st.binary(max_size=4), CUTS
+)
 
 
-@steady
-@given(payload=st.binary(max_size=60), at=st.integers(0, 200), junk=st.binary(max_size=4))
-def test_bytes_that_are_no_message_can_be_received(payload: bytes, at: int, junk: bytes) -> None:
-    whole = with_property(CHAR, b"body")
-    for data in (payload, whole[:at] + junk + whole[at:], whole[:at]):
-        assert convert(received(data)).message_id
+@settings(steady, max_examples=trials(300))
+@given(payload=st.lists(any_section, max_size=6).map(b"".join) | st.binary(max_size=60) | CUT)
+def test_any_message_and_bytes_that_are_none_can_be_received(payload: bytes) -> None:
+    assert convert(received(payload)).message_id
 
 
 def test_an_application_property_of_any_type_is_text() -> None:

@@ -405,10 +405,6 @@ def test_what_editors_of_windows_write_is_read_or_explained(tmp_path: Path) -> N
 # Each format brings its own settings: defaults, required ones, and limits
 
 
-def test_every_format_has_a_row() -> None:
-    assert set(ROWS) == set(FORMATS)
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_format_has_its_own_defaults_and_the_limits_of_every_sink(tmp_path: Path, name: str) -> None:
     row = ROWS[name]
