@@ -53,7 +53,6 @@ OPEN = OpenRow(
     prepared=None,
     resources='["web-0", "web-1"]',
 )
-STARTED = replace(ROW, status="Started", started_at=AT - 5, starts_at=AT - 5, due="started")
 VM = VmRow(name="web-0", group="shop", zone="1", alive_at=AT - 60, scope=1, folded="web-0")
 WITH_EVENT: dict[str, Any] = {"event_id": "E-1", "event_type": "Reboot", "event": "Scheduled"}
 
@@ -288,26 +287,22 @@ def test_a_receipt_names_who_asked_and_what_it_releases() -> None:
     )
 
 
+RUNNING: dict[str, Any] = {"due": "started", "starts_at": AT - 300}
+OVERDUE = "Overdue: NotBefore was 5 h ago, no start reported"
+
+
 @pytest.mark.parametrize(
     ("changes", "vms", "title"),
     [
         ({}, {}, "Waiting for NotBefore, or an approval"),
+        ({"due": "overdue", "not_before": AT - 5 * 3600}, {}, OVERDUE),
+        (RUNNING, {}, "Started 5 min ago, no end reported"),
         (
-            {"due": "overdue", "not_before": AT - 5 * 3600},
-            {},
-            "Overdue: NotBefore was 5 h ago, no start reported",
-        ),
-        ({"due": "started", "starts_at": AT - 300}, {}, "Started 5 min ago, no end reported"),
-        (
-            {"due": "started", "starts_at": AT - 25 * 3600, "resources": ("web-0",)},
+            {**RUNNING, "starts_at": AT - 25 * 3600, "resources": ("web-0",)},
             {"watch": "silent"},
             "Started 1 d 1 h ago, no end reported, the VM is silent",
         ),
-        (
-            {"due": "started", "starts_at": AT - 300},
-            {"watch": "stopped"},
-            "Started 5 min ago, no end reported, 1 of 2 VMs are stopped",
-        ),
+        (RUNNING, {"watch": "stopped"}, "Started 5 min ago, no end reported, 1 of 2 VMs are stopped"),
         (
             {"due": "gone", "event_type": "Preempt", "starts_at": AT - 3600},
             {},
