@@ -390,6 +390,12 @@ def test_an_id_that_the_sdk_cannot_decode_is_replaced() -> None:
     assert message.fault
 
 
+def test_application_properties_that_are_no_map_are_a_fault() -> None:
+    message = convert(received(section(APPLICATION, ["no map"]) + section(DATA, b"body")))
+    assert (message.body, message.properties) == (b"", {})
+    assert "a value that the SDK cannot decode" in message.fault
+
+
 def test_a_sender_cannot_claim_the_fault() -> None:
     payload = with_annotation("text", b"body")
     assert fault_of(received(payload.replace(b"own-marker", b"imds-bridg"))) == ""

@@ -152,6 +152,7 @@ def test_the_title_names_what_whom_and_when_as_far_as_it_matters(event: dict[str
         ),
         (EVENTS["scheduledevent.updated"], "Changed", "start, from 14:18 CET to 14:13 CET"),
         (FROZEN, "Changed", "EventType, from Reboot to Freeze"),
+        (with_data(FROZEN, Changed=[f"Property{n}" for n in range(99)]), "Changed", "and more"),
         (scheduled("scheduled", Resources=["web-0"]), "VM", "web-0"),
         (EVENTS["imds.unreachable"], "Reason", "no answer within 10 s"),
         (with_data(UNSEEN, Reason=""), "Reason", "unknown"),

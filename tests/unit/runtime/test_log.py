@@ -217,25 +217,19 @@ def writer(pipe: Pipe, max_lines: int = 5) -> Iterator[LogWriter]:
     pipe.is_read.set()
 
 
-@pytest.mark.parametrize(
-    ("level", "mark"),
-    [
-        (logging.DEBUG, "<7>"),
-        (logging.INFO, "<6>"),
-        (logging.WARNING, "<4>"),
-        (logging.ERROR, "<3>"),
-        (logging.CRITICAL, "<2>"),
-    ],
-)
+MARKS = {"DEBUG": "<7>", "INFO": "<6>", "WARNING": "<4>", "ERROR": "<3>", "CRITICAL": "<2>"}
+
+
+@pytest.mark.parametrize(("level", "mark"), MARKS.items())
 def test_each_line_tells_the_journal_and_nobody_else_how_serious_it_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: int, mark: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: str, mark: str
 ) -> None:
     for number, expected in ((0, f"{mark}one\n{mark}two\n"), (1, "one\ntwo\n")):
         with (tmp_path / "log").open("w+") as stream:
             status = os.fstat(stream.fileno())
             monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino + number}")
             handler = LogWriter(stream)
-            handler.handle(logging.LogRecord("test", level, "", 0, "one\ntwo", None, None))
+            handler.handle(logging.LogRecord("test", getattr(logging, level), "", 0, "one\ntwo", None, None))
             handler.flush()
             assert (tmp_path / "log").read_text() == expected
 
