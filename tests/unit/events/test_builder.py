@@ -146,7 +146,7 @@ ODD = {"resource_group": "größe (1)", "resource_id": "/resourceGroups/größe 
 URN = "urn:imds-bridge:vm"
 
 
-def of_vm(**changes: str) -> events.Reporter:
+def of_vm(**changes: Any) -> events.Reporter:
     return replace(REPORTER, vm=replace(VM, **changes))
 
 
