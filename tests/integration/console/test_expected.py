@@ -15,7 +15,6 @@ from bridge.console import expected
 from bridge.console.expected import read_expected
 from bridge.console.forget import forgotten
 from bridge.contract.types import TYPE_PREFIX
-from tests.support.clock import MovedClock
 from tests.support.console import (
     ANA,
     NOW,
@@ -26,27 +25,20 @@ from tests.support.console import (
     RunningConsole,
     Shown,
     behind_proxy,
+    console_at,
     event,
     received,
-    running_console,
-    shown,
     signed_in,
 )
+from tests.support.only import only
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture
 def console(tmp_path: Path) -> Iterator[RunningConsole]:
-    settings = behind_proxy(approver_groups=["ops"])
-    with running_console(tmp_path, clock=MovedClock(NOW.timestamp()), **settings) as running:
+    with console_at(tmp_path, **behind_proxy(approver_groups=["ops"])) as running:
         yield running
-
-
-@pytest.fixture
-def seen(tmp_path: Path) -> Iterator[Shown]:
-    with shown(tmp_path) as opened:
-        yield opened
 
 
 def listed(name: str, group: str = "shop", **more: Any) -> dict[str, Any]:
@@ -66,8 +58,7 @@ def watches(seen: Shown, **wanted: Any) -> dict[str, str]:
 
 
 def put(console: RunningConsole, body: object, headers: dict[str, str]) -> requests.Response:
-    given = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return console.put("/api/v1/expected", given, headers)
+    return console.send_json("PUT", "/api/v1/expected", body, headers)
 
 
 def test_a_vm_that_is_expected_is_never_heard_until_it_reports(seen: Shown) -> None:
@@ -77,7 +68,7 @@ def test_a_vm_that_is_expected_is_never_heard_until_it_reports(seen: Shown) -> N
     assert watches(seen, status="unwatched") == {"web-1": "unheard", "web-2": "unheard"}
     seen.add(FleetVm("web-1").heartbeat())
     assert watches(seen, status="unheard") == {"web-2": "unheard"}
-    (row,) = seen.vms(status="unheard")
+    row = only(seen.vms(status="unheard"))
     assert (row.alive_at, row.describe_watch(seen.clock.wall())) == (None, "never heard")
 
 
@@ -148,14 +139,14 @@ def test_a_vm_reports_its_scale_set_where_the_list_did_not_name_it(seen: Shown) 
 def test_a_program_lists_vms_and_page_api_and_metric_count_those_never_heard(console: RunningConsole) -> None:
     console.send(FleetVm("web-0").heartbeat())
     assert put(console, [listed("web-0"), listed("web-1")], BEARER).status_code == 204
-    assert "; 1 of 2 VMs is not watched" in console.get("/", ANA).text
-    assert "never heard" in console.get("/fleet", ANA).text
-    assert "2 VMs are expected, by the list of " in console.get("/fleet", ANA).text
-    (vm,) = console.get("/api/v1/vms?status=unheard", ANA).json()["vms"]
-    assert vm["name"] == "web-1"
-    assert 'console_vms{state="unheard"} 1.0' in console.get("/metrics", BEARER).text
+    assert "; 1 of 2 VMs is not watched" in console.page("/", ANA)
+    fleet = console.page("/fleet", ANA)
+    assert ("never heard" in fleet, "2 VMs are expected, by the list of " in fleet) == (True, True)
+    vms = console.get("/api/v1/vms?status=unheard", ANA).json()["vms"]
+    assert [vm["name"] for vm in vms] == ["web-1"]
+    assert 'console_vms{state="unheard"} 1.0' in console.page("/metrics", BEARER)
     console.send(FleetVm("web-1").heartbeat(NOW + timedelta(seconds=1)))
-    assert 'console_vms{state="unheard"} 0.0' in console.get("/metrics", BEARER).text
+    assert 'console_vms{state="unheard"} 0.0' in console.page("/metrics", BEARER)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +191,7 @@ def test_what_is_no_list_of_vms_is_refused_and_the_last_list_stays(
 
 
 def test_on_a_loopback_address_without_sign_in_everybody_lists_vms(tmp_path: Path) -> None:
-    with running_console(tmp_path) as running:
+    with console_at(tmp_path) as running:
         assert put(running, [listed("web-0")], {}).status_code == 204
 
 
