@@ -165,41 +165,6 @@ def test_an_event_has_its_story_its_cloudevents_and_a_download(page: Page) -> No
     assert len(download.value.path().read_text().splitlines()) == 2
 
 
-def test_an_event_of_many_vms_shows_those_that_did_not_see_it_and_folds_the_others(
-    page: Page, console: RunningConsole
-) -> None:
-    vms = [FleetVm(f"node-{number}", group="hpc") for number in range(60)]
-    large = event("large", vms=[vm.name for vm in vms])
-    console.send(*(vm.change("scheduled", large) for vm in vms[:-1]))
-    page.goto(page_of("large"))
-    expect(page.locator("#part-seen")).to_contain_text("Seen by 59 of 60 VMs that it names")
-    expect(page.locator("#part-seen tbody tr").first).to_contain_text("node-59")
-    expect(page.locator("#part-seen tr:visible")).to_have_count(1 + 12)
-    page.locator("summary", has_text="48 more VMs").click()
-    expect(page.locator("#part-seen tr:visible")).to_have_count(1 + 60 + 1)
-
-
-def test_history_finds_the_past_events_of_a_vm_and_of_a_type_also_as_csv(page: Page) -> None:
-    page.goto("/history")
-    page.get_by_role("link", name="90 days").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("The last 90 days")
-    page.get_by_label("VM or EventId").fill("WEB-3")
-    page.get_by_role("button", name="Show").click()
-    page.wait_for_url("**/history?*vm=WEB-3*")
-    events = page.get_by_role("table", name="Events", exact=True)
-    ends = page.get_by_role("table", name="By type and end")
-    expect(events.locator("tbody tr")).to_have_count(1)
-    expect(ends.locator("tbody tr")).to_have_count(1)
-    with page.expect_download() as download:
-        page.get_by_role("link", name="CSV").click()
-    assert len(download.value.path().read_text().splitlines()) == 2
-    page.goto("/history")
-    ends.locator("tr", has_text="Terminate").get_by_role("link").first.click()
-    expect(page.get_by_label("End", exact=True)).to_have_value("Canceled")
-    events.get_by_role("link", name="web-3").click()
-    expect(page.locator(".story")).to_contain_text("Canceled")
-
-
 def test_forced_colours_show_the_dots_of_the_story(page: Page) -> None:
     page.emulate_media(forced_colors="active")
     page.goto(page_of("reboot"))
@@ -505,11 +470,3 @@ def test_an_approver_forgets_the_vms_of_a_filter(ana: Page, guarded: RunningCons
     ana.get_by_label("Their number").fill("1")
     ana.get_by_role("button", name="Forget 1 VM").click()
     expect(ana.locator(".calm")).to_contain_text("No VM matches")
-    ana.goto("/history")
-    forgotten = ana.get_by_role("table", name="forgotten VMs")
-    expect(forgotten).to_contain_text("old-0")
-    expect(forgotten).to_contain_text("Forgotten by ana@contoso.example")
-    ana.goto("/fleet")
-    expect(ana.locator(".cell", has_text="late-0")).to_be_visible()
-    expect(ana.locator(".cell", has_text="old-0")).to_have_count(0)
-    assert axe_faults(ana) == []

@@ -295,25 +295,6 @@ def test_the_end_that_another_vm_reports_does_not_bring_the_vm_back(
     assert ("w-0" in [vm.name for vm in seen.vms()]) == (watch == "silent")
 
 
-def test_of_a_fleet_that_is_replaced_daily_only_what_is_really_silent_is_not_watched(seen: Shown) -> None:
-    """30 VMs, of which one is silent; 25 others are replaced every day for ten days."""
-    for day in range(10):
-        at, bodies = after(day * DAY), []
-        for number in range(25):
-            vm = FleetVm(f"spot-{day}-{number}")
-            preempt = event(vm.name, type="Preempt", vms=[vm.name], at=at, minutes=1)
-            bodies += [vm.heartbeat(at), vm.change("scheduled", preempt, at)]
-        seen.add(*bodies, at=at)
-    now = NOW + timedelta(days=9, hours=12)
-    seen.add(*(FleetVm(f"web-{n}").heartbeat(now if n else NOW) for n in range(30)), at=now)
-    seen.clock.advance((now - NOW).total_seconds())
-    expected = {"watched": 29, "unwatched": 1, "gone": 25, "": 55}
-    counted = seen.read(rows.count_vms)
-    assert {one: counted[one] for one in expected} == expected
-    assert [vm.name for vm in seen.vms(status="unwatched")] == ["web-0"]
-    assert {row.due for row in seen.events()} == {"gone"}
-
-
 # --- filters ---
 
 

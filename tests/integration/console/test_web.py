@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import itertools
 import json
@@ -167,6 +168,25 @@ def test_open_pages_hear_of_a_change_and_again_and_again_that_there_is_none(
         first = set(itertools.islice(versions, 4))
         console.send(FleetVm("live").heartbeat())
         assert next(version for version in versions if version not in first) > only(first)
+
+
+@pytest.mark.parametrize(("pages", "apart"), [(1, live.APART_SECONDS), (20, 2.0), (200, live.REPEAT_SECONDS)])
+def test_open_pages_are_notified_at_once_and_then_the_rarer_the_more_they_are(
+    pages: int, apart: float
+) -> None:
+    async def run() -> None:
+        streams = live.Live(lambda: 7)
+        streams.start()
+        opened = [streams.stream() for _ in range(pages)]
+        for stream in opened:
+            assert "data: 7" in await anext(stream)
+        streams.notify()
+        async with asyncio.timeout(30):
+            for stream in opened:
+                assert "event: version" in await anext(stream)
+        assert streams.apart_seconds() == pytest.approx(apart)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(
@@ -359,6 +379,17 @@ def test_filters_of_the_address_choose_what_is_shown(seen: Shown) -> None:
     assert "No open event matches" in seen.page("/?group=shop&type=Reboot")
 
 
+def test_an_event_of_many_vms_shows_those_that_did_not_see_it_first_and_folds_the_others(seen: Shown) -> None:
+    vms = [FleetVm(f"node-{number}") for number in range(300)]
+    large = event(vms=[vm.name for vm in vms])
+    seen.add(*(vm.change("scheduled", large) for vm in vms[:-1]))
+    part = seen.page(page_of("E")).partition('id="part-seen"')[2].partition("</section>")[0]
+    assert "Seen by 299 of 300 VMs that it names" in part
+    first, others = part.split("<summary>288 more VMs</summary>")
+    assert [len(re.findall('<tr>\\s*<td class="wide"', rows)) for rows in (first, others)] == [12, 288]
+    assert re.findall(r"node-\d+", first)[0] == "node-299"
+
+
 def test_a_filter_that_matches_no_vm_says_so_with_the_nearest_value(seen: Shown) -> None:
     seen.add(FleetVm("pay-0", group="payments", tags={"team": "Payments"}).change("scheduled", event()))
     page = seen.page("/?tag=team%3DPayment")
@@ -486,6 +517,19 @@ def test_the_history_counts_and_is_there_as_csv(seen: Shown) -> None:
     assert csv.headers["Content-Type"].startswith("text/csv")
     line = only(csv.text.splitlines()[1:])
     assert (line.startswith(event_id("E")), ",Canceled," in line) == (True, True)
+
+
+def test_the_history_of_a_vm_or_of_a_type_is_an_address(seen: Shown) -> None:
+    for number, kind in enumerate(("Terminate", "Reboot")):
+        vm, one = FleetVm(f"web-{number}"), event(kind, vms=[f"web-{number}"], type=kind)
+        seen.add(vm.change("scheduled", one), vm.change("canceled", one, previous=one))
+    everything, of_vm, csv = seen.ask("/history", "/history?vm=WEB-0", "/history.csv?vm=WEB-0")
+    link = "/history?days=30&amp;type=Terminate&amp;status=Canceled"
+    assert f'href="{link}"' in everything.text
+    for page in (of_vm.text, seen.page(html.unescape(link))):
+        assert re.findall('href="(/event/[^"?]+)', page) == [page_of("Terminate").lower()]
+    assert '<option value="Canceled" selected>' in page
+    assert len(csv.text.splitlines()) == 2
 
 
 def test_a_table_of_more_than_a_hundred_has_pages(seen: Shown) -> None:
