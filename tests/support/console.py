@@ -121,15 +121,15 @@ class FleetVm:
         return structured(self.reporter(at, role).heartbeat(**{**given, **more}))
 
     def unreachable(self, at: datetime = NOW, *, since: datetime) -> bytes:
-        fault = {"reason": "no answer within 10 s", "cause": "NoAnswer"}
-        return structured(self.reporter(at).unreachable(since=since, **fault))
+        event = self.reporter(at).unreachable(since=since, reason="no answer within 10 s", cause="NoAnswer")
+        return structured(event)
 
     def recovered(self, at: datetime = NOW, *, since: datetime) -> bytes:
         return structured(self.reporter(at).recovered(since=since, cause="NoAnswer"))
 
     def loss(self, at: datetime = NOW) -> bytes:
-        lost = {"reason": "SizeLimit", "count": 20, "sink": "audit"}
-        return structured(self.reporter(at).loss(**lost, oldest=at.timestamp(), newest=at.timestamp()))
+        period = {"oldest": at.timestamp(), "newest": at.timestamp()}
+        return structured(self.reporter(at).loss(reason="SizeLimit", count=20, sink="audit", **period))
 
     def change(
         self,
@@ -435,7 +435,7 @@ class FormOf:
         found = re.findall('name="(token|shown)" value="([^"]*)"', form)
         self.fields = {name: unescape(value) for name, value in found}
 
-    def post(self, headers: Mapping[str, str | None] | None = None, **fields: str) -> requests.Response:
+    def post(self, headers: Mapping[str, str | None] | None = None, /, **fields: str) -> requests.Response:
         """Send the form, filled in; a header that is None is left out."""
         given = {**self._person, "Origin": ORIGIN, "Cookie": self.cookie, **(headers or {})}
         return requests.post(

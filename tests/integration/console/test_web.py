@@ -592,7 +592,8 @@ def test_pages_are_only_for_those_whom_the_proxy_has_signed_in(guarded: RunningC
     user, groups = {"X-Forwarded-User": "ana"}, {"X-Forwarded-Groups": "staff"}
     proved, guessed = ({"X-Proxy-Secret": secret} for secret in (PROXY_SECRET, "guess"))
     for path in (*PAGES, "/history.csv", "/live", "/event/x/events.jsonl"):
-        given = ({}, {**user, **groups}, {**guessed, **user, **groups}, {**proved, **user})
+        given: list[dict[str, str]]
+        given = [{}, {**user, **groups}, {**guessed, **user, **groups}, {**proved, **user}]
         assert [guarded.get(path, one).status_code for one in given] == [401, 401, 401, 403], path
     assert "ana" in guarded.page("/", {**proved, **user, **groups})
 
