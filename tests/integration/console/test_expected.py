@@ -13,7 +13,7 @@ import requests
 
 from bridge.console import expected
 from bridge.console.expected import read_expected
-from bridge.console.forget import forgotten
+from bridge.console.forget import dismissed, forgotten
 from bridge.contract.types import TYPE_PREFIX
 from tests.support.console import (
     ANA,
@@ -109,15 +109,6 @@ def test_who_is_expected_and_not_heard_is_not_watched_whatever_was_known_before(
     assert watches(seen) == {}
 
 
-def test_an_expected_vm_that_an_event_names_is_shown_once_with_the_event(seen: Shown) -> None:
-    expect(seen, listed("web-1"))
-    seen.add(FleetVm("web-0").change("scheduled", event(vms=["web-0", "web-1"])))
-    assert {vm.name: (vm.watch, vm.event) for vm in seen.vms()} == {
-        "web-0": ("watched", "Scheduled"),
-        "web-1": ("unheard", "Scheduled"),
-    }
-
-
 def test_expected_vms_are_chosen_by_group_and_tag_and_offered_by_the_filters(seen: Shown) -> None:
     expect(seen, listed("web-0", Tags={"Team": "Zeta"}), listed("db-0", group="data"))
     assert [*watches(seen, tag=("team=zeta",))] == ["web-0"]
@@ -189,6 +180,13 @@ def test_on_a_loopback_address_without_sign_in_everybody_lists_vms(tmp_path: Pat
         assert put(running, [listed("web-0")], {}).status_code == 204
 
 
-def test_a_sender_of_events_lists_no_vms() -> None:
-    forged = {**json.loads(FleetVm("web-0").heartbeat()), "type": f"{TYPE_PREFIX}console.expected.v1"}
-    assert received(json.dumps(forged).encode()) == []
+@pytest.mark.parametrize("name", ["expected", "forgotten", "dismissed"])
+def test_a_sender_of_events_lists_no_vms_and_puts_nothing_away(seen: Shown, name: str) -> None:
+    seen.add(FleetVm("web-0").heartbeat(), FleetVm("web-0").change("scheduled", event()))
+    own = [
+        read_expected(b"[]", now=0),
+        *forgotten(seen.vms(), by="ana", now=0),
+        dismissed(seen.event(), by="ana", now=0, why="scaled in"),
+    ]
+    note = only(one.body for one in own if f"{TYPE_PREFIX}console.{name}.v1" in one.body.decode())
+    assert received(note) == []

@@ -15,7 +15,6 @@ from bridge.console import rows
 from bridge.console.forget import forgotten
 from bridge.console.rows import Where
 from bridge.console.store import Store
-from bridge.contract.types import TYPE_PREFIX
 from tests.support.clock import MovedClock
 from tests.support.console import (
     ANA,
@@ -198,13 +197,6 @@ def test_what_is_not_heard_of_for_days_is_put_away_if_the_setting_says_so(tmp_pa
             with store.reading() as reader:
                 vms, events = rows.vms(reader, Where("id IS NOT NULL", ())), rows.open_events(reader)
             assert (len(vms), len(events)) == left
-
-
-def test_a_sender_of_events_puts_nothing_away(seen: Shown) -> None:
-    seen.add(FleetVm("web-0").heartbeat())
-    note = only(forgotten(seen.vms(), by="ana", now=LATER.timestamp()))
-    assert f"{TYPE_PREFIX}console.forgotten.v1" in note.body.decode()
-    assert received(note.body, now=LATER) == []
 
 
 def forget_all(seen: Shown) -> None:

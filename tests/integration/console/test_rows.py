@@ -67,24 +67,6 @@ def test_not_watched_stays_so_whatever_events_name_the_vm(seen: Shown) -> None:
     assert seen.read(rows.count_vms) == {**counted, "unwatched with event": 2, "": 4}
 
 
-def test_a_vm_that_never_reported_but_is_named_by_an_open_event_is_unknown(seen: Shown) -> None:
-    vm, reboot = FleetVm("web-0"), event(vms=["web-0", "web-1"])
-    seen.add(vm.change("scheduled", reboot))
-    assert {one.name: (one.watch, one.event_type) for one in seen.vms()} == {
-        "web-0": ("watched", "Reboot"),
-        "web-1": ("unknown", "Reboot"),
-    }
-    named = only(seen.vms(status="unwatched"))
-    assert (named.name, named.event_id) == ("web-1", event().event_id)
-    seen.add(vm.change("canceled", reboot, after(9), previous=reboot))
-    assert [(one.name, one.event_id) for one in seen.vms()] == [("web-0", None)]
-
-
-def test_a_vm_of_the_same_name_in_another_group_is_not_affected(seen: Shown) -> None:
-    seen.add(FleetVm("web-0", group="other").heartbeat(), FleetVm("web-0").change("scheduled", event()))
-    assert [(vm.group, vm.event) for vm in seen.vms()] == [("other", ""), ("shop", "Scheduled")]
-
-
 def test_a_vm_shows_its_most_urgent_event(seen: Shown) -> None:
     vm = FleetVm("web-0")
     started = event("F", type="Freeze", EventStatus="Started")

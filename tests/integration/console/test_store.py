@@ -81,14 +81,6 @@ def test_of_the_sightings_of_a_vm_the_first_is_kept(seen: Shown, order: tuple[in
     assert only(seen.read(rows.reports_of, event_id("E").lower())).seen_by == (("web-0", AT),)
 
 
-def test_a_repeated_event_changes_nothing(seen: Shown) -> None:
-    bodies = [HEARTBEAT, FleetVm("web-0").change("scheduled", event())]
-    seen.add(*bodies, *bodies)
-    seen.add(*bodies)
-    assert [seen.sql(f"SELECT count(*) FROM {table}") for table in ("event", "run")] == [1, 1]  # noqa: S608 - constants
-    assert seen.vm().missing == 0
-
-
 def test_a_document_shows_what_its_vm_saw_although_another_copy_was_kept(seen: Shown) -> None:
     first, second, elsewhere = FleetVm("web-0"), FleetVm("web-1"), FleetVm("web-0", group="other")
     change = first.change("scheduled", event())
@@ -115,12 +107,6 @@ def test_an_announced_event_is_kept_until_it_is_over_and_too_old(seen: Shown) ->
     seen.add(vm.change("canceled", announced, ended, previous=announced), at=ended)
     assert [seen.store.prune(AT + days * day) for days in (7, 8)] == [0, 3]  # two events, one VM
     assert seen.read(rows.find_event, event_id("E")) is None
-
-
-@pytest.mark.parametrize("name", ["\\ud800", "x" * 5000, "\\u0000", "<script>"])
-def test_hostile_names_are_stored(seen: Shown, name: str) -> None:
-    seen.add(FleetVm("web-0").change("scheduled", event()).replace(b'"web-0"', f'"{name}"'.encode()))
-    assert (len(seen.events()), len(seen.vms())) == (1, 1)
 
 
 def test_receipts_do_not_push_out_what_was_reported(seen: Shown) -> None:
@@ -155,16 +141,6 @@ def test_a_stored_event_that_the_disk_has_changed_stops_no_other(seen: Shown) ->
 
 
 # --- VMs ---
-
-
-def test_an_older_heartbeat_that_arrives_late_does_not_count(seen: Shown) -> None:
-    vm = FleetVm("web-0")
-    old = vm.heartbeat(version="0.2.0", backlog=7)
-    new = vm.heartbeat(after(hours=1), reason="Stopping")
-    for body in (new, old):
-        seen.add(body, at=after(hours=2))
-    row = seen.vm()
-    assert (row.version, row.waiting, row.watch) == ("0.3.0", 0, "stopped")
 
 
 @pytest.mark.parametrize("order", [1, -1])
