@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from html import unescape
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
 import httpx
@@ -173,6 +173,10 @@ class FleetVm:
     def prepared(self, event: ScheduledEvent, at: datetime = NOW) -> bytes:
         """Return the event that says that this VM's program has succeeded."""
         return structured(self.reporter(at, "listen").prepared(event, key=f"stay-{at}", seconds=12.0))
+
+    def of_work(self, kind: Literal["recovered", "outofwork"], at: datetime, *, since: datetime) -> bytes:
+        """Return the event that says whether this VM's program has put it back."""
+        return structured(self.reporter(at, "listen").of_work(kind, None, since, {}))
 
 
 def event(

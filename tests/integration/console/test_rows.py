@@ -114,6 +114,17 @@ def test_a_clock_with_which_every_sender_disagrees_is_the_consoles(
     assert seen.read(rows.notes)["ahead"] is None
 
 
+def test_a_vm_is_out_of_work_until_its_program_has_put_it_back(seen: Shown) -> None:
+    vm = FleetVm("web-0")
+    late, out = (vm.of_work("outofwork", after(seconds), since=NOW) for seconds in (30, 60))
+    back = vm.of_work("recovered", after(90), since=NOW)
+    for body, is_out in ((out, 1), (back, 0), (late, 0)):
+        seen.add(vm.heartbeat(), body)
+        assert len(seen.vms(status="outofwork")) == is_out
+        assert seen.read(rows.count_vms).get("outofwork", 0) == is_out
+        assert (">1</strong> out of work" in seen.page("/")) == is_out
+
+
 # --- events ---
 
 
