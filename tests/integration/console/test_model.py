@@ -107,7 +107,7 @@ class Truth:
         affected = random.sample(vms, random.randint(1, len(vms)))
         told = vms if is_set else affected
         minutes, kind = random.choice([30, 170, 190, 400]), random.choice(TYPES)
-        never = ["never-0"] if random.random() < 0.2 else []  # it has no forwarder
+        never = ["never-0"] if random.random() < 0.6 else []  # it has no forwarder
         names = sorted([vm.name for vm in affected] + never)
         announced = event(name, vms=names, minutes=minutes, type=kind)
         running = event(name, vms=names, minutes=minutes, type=kind, EventStatus="Started", NotBefore="")

@@ -97,7 +97,12 @@ def test_the_entities_can_be_looked_into_also_after_the_end(lab: ServiceBusLab) 
         assert (lab.connections, lab.receivers("plain"), lab.senders("plain")) == (1, 1, 0)
     with pytest.raises(LabError, match="nowhere"):
         lab.entity("nowhere")
-    lab.stop()
+    with socket.create_connection(("127.0.0.1", lab.port), LIMIT_SECONDS) as client:
+        client.sendall(SASL)
+        assert client.recv(1000).startswith(SASL)
+        lab.stop()
+        while client.recv(1000):
+            pass
     assert (held(lab), lab.connections, lab.failures) == ([b"3"], 0, ())
 
 
