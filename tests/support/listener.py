@@ -226,10 +226,12 @@ class ListenerRig:
         self.receiver.disconnect()
 
     def run(self, seconds: float = 0.0) -> None:
-        """Make a pass now, and one every quarter of a second until so many seconds have passed."""
+        """Make a pass now, and one every quarter of a second, or second where it rests, for so many seconds."""
         self.listener.run_once(0.0)
-        for _ in range(round(seconds / PASS_SECONDS)):
-            self.clock.advance(PASS_SECONDS)
+        while seconds > 0:
+            step = min(seconds, max(PASS_SECONDS, self.listener.wait_seconds))
+            seconds -= step
+            self.clock.advance(step)
             self.listener.run_once(0.0)
 
     def send(

@@ -16,7 +16,6 @@ from bridge.approvals.pending import REJECTED_RECEIPTS_PER_MINUTE
 from bridge.config.base import Secret
 from bridge.http.signing import sign
 from bridge.service.listener import (
-    MAX_WAITING,
     MAX_WAITING_BYTES,
     PASS_ON_MANY_SECONDS,
     PASS_ON_SECONDS,
@@ -25,6 +24,7 @@ from tests.support.bus import SECRET
 from tests.support.listener import ListenerRig, MakeListener, command_body
 
 OTHER_SECRET = "whsec_" + "QUJD" * 8
+MAX_WAITING = 10
 
 
 @pytest.fixture
@@ -312,6 +312,12 @@ def test_at_the_stop_a_waiting_command_is_abandoned(rig: ListenerRig) -> None:
     assert rig.receipts() == []
 
 
+@pytest.fixture
+def few_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridge.service.listener.MAX_WAITING", MAX_WAITING)
+
+
+@pytest.mark.usefixtures("few_may_wait")
 def test_many_commands_that_wait_for_their_events_do_not_hold_up_the_queue(
     make_listener: MakeListener,
 ) -> None:
@@ -341,6 +347,7 @@ def test_a_command_that_names_this_vm_is_not_passed_on(rig: ListenerRig) -> None
     assert rig.decide(rig.imds.schedule("web-1"), Vm="WEB-0")["Reason"] == "other_vm"
 
 
+@pytest.mark.usefixtures("few_may_wait")
 def test_a_command_is_not_cut_short_by_a_document_from_before_it(make_listener: MakeListener) -> None:
     rig = make_listener(grace_seconds=600)
     rig.decide(rig.imds.schedule(), id="1")

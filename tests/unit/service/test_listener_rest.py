@@ -15,7 +15,7 @@ from bridge.approvals.state import EventState
 from bridge.service import bridge_events, listener
 from tests.support.listener import ListenerRig, MakeListener, command_body
 
-SCHEDULES = int(os.environ.get("TEST_REST_SCHEDULES", "5"))
+SCHEDULES = int(os.environ.get("TEST_REST_SCHEDULES", "2"))
 pytestmark = pytest.mark.timeout(max(120, 10 * SCHEDULES))
 SEED = int(os.environ.get("TEST_REST_SEED", "0")) or (
     1 if os.environ.get("CI") else random.randrange(10**9)  # noqa: S311 - no secret

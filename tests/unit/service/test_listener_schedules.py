@@ -30,7 +30,7 @@ from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig
 from tests.support.machine import Machine, program
 
-SCHEDULES = int(os.environ.get("TEST_SCHEDULES", "10"))
+SCHEDULES = int(os.environ.get("TEST_SCHEDULES", "4"))
 # A change must not fail because of a schedule that it has nothing to do with: CI makes the same ones each time.
 NEW_SEED = 1 if os.environ.get("CI") else random.randrange(10**9)  # noqa: S311 - no secret
 SEED = int(os.environ.get("TEST_SCHEDULES_SEED", "0")) or NEW_SEED
