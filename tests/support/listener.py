@@ -21,7 +21,6 @@ from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.json import Json
-from bridge.runtime.program import Run
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import iso_utc
 from bridge.service.answers import COMMAND, EVENTS, KNOWN
@@ -31,7 +30,9 @@ from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.forward import parts_of
 from tests.support.imds import ImdsCall, ImdsDouble
+from tests.support.machine import Machine
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
+from tests.support.only import only
 
 ALLOW_ALL: Mapping[str, Any] = {"allow": [{}]}
 PREPARED = "io.imdsbridge.approval.prepared.v1"
@@ -136,7 +137,7 @@ class _JournalOutbox(Outbox):
 
 
 class ListenerRig:
-    """The real listener and outbox on the doubles. `restart` keeps the state, the queue and IMDS."""
+    """The real listener and outbox on the doubles. `restart` keeps the state, the queue, IMDS and the programs."""
 
     def __init__(
         self,
@@ -144,10 +145,9 @@ class ListenerRig:
         *,
         policy: Mapping[str, Any] = ALLOW_ALL,
         dry_run: bool = False,
-        make_run: Callable[..., Run] = Run,
         **approvals: Any,
     ) -> None:
-        self._make_run = make_run
+        self.machine = Machine()
         self.journal: list[str] = []
         self.clock = MovedClock()
         self.queue = MemoryQueue(now=self.clock.now)
@@ -203,7 +203,7 @@ class ListenerRig:
             ),
         )
         self.listener = Listener(
-            parts, self.settings, self.receiver, dry_run=self.dry_run, make_run=self._make_run
+            parts, self.settings, self.receiver, dry_run=self.dry_run, make_run=self.machine.make
         )
 
     def _committing(self) -> None:
@@ -252,8 +252,29 @@ class ListenerRig:
         known = len(self.receipts())
         self.send(*event_ids, **command)
         self.run()
-        (receipt,) = self.receipts()[known:]
-        return dict(receipt["data"])
+        return dict(only(self.receipts()[known:])["data"])
+
+    def end_programs(self, seconds: float = 2.0, **result: Any) -> None:
+        """Let every program that runs end, with 0 by default, and let so many seconds pass."""
+        self.machine.finish(**(result or {"code": 0}))
+        self.run(seconds)
+
+    def announce(self, *resources: str, **event: Any) -> str:
+        """Announce an event, make a pass, and return its EventId."""
+        event_id = self.imds.schedule(*resources, **event)
+        self.run()
+        return event_id
+
+    def remove(self, event_id: str, seconds: float) -> None:
+        """Remove an event from the document, and let so many seconds pass."""
+        self.imds.remove(event_id)
+        self.run(seconds)
+
+    def prepare(self, *resources: str, **event: Any) -> str:
+        """Announce an event, let its program succeed, and return its EventId."""
+        event_id = self.announce(*resources, **event)
+        self.end_programs()
+        return event_id
 
     def in_seconds(self, seconds: float) -> str:
         """Write the instant in so many seconds."""
@@ -286,6 +307,10 @@ class ListenerRig:
     def why(self, event_id: str) -> str:
         """Return what the status says of what the auto rules make of an event."""
         return next(str(one.Why) for one in self.listener.status().auto or () if one.EventId == event_id)
+
+    def answers(self, command_id: str | None = None) -> list[tuple[str, str]]:
+        """Return outcome and reason of each receipt."""
+        return [(one["data"]["Outcome"], one["data"]["Reason"]) for one in self.receipts(command_id)]
 
     def reasons(self, command_id: str | None = None) -> list[str]:
         """Return the reasons of the receipts."""

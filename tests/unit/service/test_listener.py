@@ -14,7 +14,8 @@ from bridge.imds.instance import Vm
 from bridge.outbox.rows import STATE, VM
 from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig, MakeListener, command_body
-from tests.support.machine import Machine, program
+from tests.support.machine import program
+from tests.support.only import only
 
 
 @pytest.fixture
@@ -29,17 +30,12 @@ def test_an_approval_is_posted_and_has_a_receipt_with_all_resources(rig: Listene
     event = rig.imds.schedule("web-0", "web-1")
     rig.send(event, id="c", Reason="now", RequestedBy="jo")
     rig.run()
-    (receipt,) = rig.receipts("c")
+    receipt = only(rig.receipts("c"))
     data = receipt["data"]
-    assert (receipt["type"], data["Outcome"], data["Reason"]) == (
-        "io.imdsbridge.approval.accepted.v1",
-        "Accepted",
-        "approved",
-    )
+    assert receipt["type"] == "io.imdsbridge.approval.accepted.v1"
     assert (receipt["subject"], receipt["correlationid"], receipt["causationid"]) == (event, event, "c")
-    assert data["Resources"] == ["web-0", "web-1"]
-    command = {"Id": "c", "RequestedBy": "jo", "Reason": "now", "Vm": "", "ExpiresAt": None}
-    assert data["Command"] == command
+    assert (rig.answers(), data["Resources"]) == ([("Accepted", "approved")], ["web-0", "web-1"])
+    assert data["Command"] == {"Id": "c", "RequestedBy": "jo", "Reason": "now", "Vm": "", "ExpiresAt": None}
     assert rig.imds.approved == [event]
     assert len(rig.queue.completed) == 1
 
@@ -51,7 +47,7 @@ def test_the_time_from_a_command_to_its_approval_is_measured_once(rig: ListenerR
     rig.imds.schedule(event_id="e-2")
     rig.send("E-3", id="unknown")
     rig.run(4.0)
-    (seconds,) = rig.approved_after
+    seconds = only(rig.approved_after)
     assert 3.0 <= seconds <= 6.0
 
 
@@ -90,11 +86,11 @@ def test_the_event_id_and_the_document_incarnation_are_posted_as_imds_spells_the
 def test_a_malformed_message_is_dead_lettered_with_a_short_receipt(rig: ListenerRig, body: bytes) -> None:
     rig.queue.send(body, message_id="m")
     rig.run()
-    (receipt,) = rig.receipts("1" if b'"id": "1"' in body else "m")  # the command's id, else the message's
-    data = receipt["data"]
+    command_id = "1" if b'"id": "1"' in body else "m"  # the command's, else the message's
+    data = only(rig.receipts(command_id))["data"]
     assert (data["Outcome"], data["Reason"], data["EventId"]) == ("Rejected", "malformed", None)
     assert len(json.dumps(data)) < 2000
-    (dead,) = rig.queue.dead_letters
+    dead = only(rig.queue.dead_letters)
     assert dead.settlement is not None
     assert (dead.settlement.dead_letter_reason, dead.settlement.description) == ("malformed", data["Detail"])
 
@@ -125,8 +121,7 @@ def test_an_unknown_event_is_rejected_when_its_grace_is_over_since_the_broker_ac
     rig.run(waits - 0.5)
     assert rig.receipts() == []
     rig.run(1)
-    (receipt,) = rig.receipts("c")
-    data = receipt["data"]
+    data = only(rig.receipts("c"))["data"]
     assert (data["Outcome"], data["Reason"], data["EventId"]) == ("Rejected", "unknown_event", "unknown")
     assert rig.queue.messages == []
 
@@ -156,8 +151,7 @@ def test_a_command_for_an_event_newer_than_the_document_is_decided_at_once(
         rig.send(event, id=event)
         rig.run()
         assert rig.imds.posts[-1] == (event,)
-        rig.imds.remove(event)
-        rig.run(1)
+        rig.remove(event, 1)
         rig.clock.advance(pace - 1)
 
 
@@ -374,10 +368,9 @@ def test_a_dry_run_decides_and_publishes_but_never_posts_and_leaves_nothing_that
     rig.send(event, id="c")
     rig.send("unknown", id="d", Vm="web-9")
     rig.run(1)
-    (first,), (second,) = rig.receipts("c"), rig.receipts("d")
+    first = only(rig.receipts("c"))
     assert (first["data"]["DryRun"], first["data"]["Reason"]) == (True, "approved")
-    assert second["data"]["Reason"] == "other_vm"
-    assert rig.imds.posts == []
+    assert (rig.reasons("d"), rig.imds.posts) == (["other_vm"], [])
     rig.restart()
     rig.send(event, id="c")
     rig.run(1)
@@ -411,7 +404,7 @@ def test_an_auto_rule_approves_what_it_matches_and_nothing_else(make_listener: M
     rig.imds.schedule(EventSource="Platform", DurationInSeconds=0)
     rig.imds.schedule("web-0", "web-1", EventSource="User", DurationInSeconds=0)
     rig.run(60)
-    (receipt,) = rig.receipts()
+    receipt = only(rig.receipts())
     assert (receipt["subject"], receipt["data"]["Detail"]) == (matching, "an auto rule")
     assert rig.imds.approved == [matching]
 
@@ -443,7 +436,7 @@ def test_an_event_that_no_auto_rule_matches_any_more_is_not_posted_again(make_li
     rig.run(4)
     rig.imds.restore()
     rig.run(4)
-    (receipt,) = rig.receipts()
+    receipt = only(rig.receipts())
     assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Failed", "unknown_outcome")
     assert "the outcome is not known" in receipt["data"]["Detail"]
     assert rig.imds.approved == []
@@ -467,8 +460,7 @@ def test_nothing_is_approved_until_imds_has_confirmed_a_remembered_identity(rig:
 def test_after_a_silent_start_a_program_starts_with_the_first_good_document(
     make_listener: MakeListener,
 ) -> None:
-    machine = Machine()
-    rig = make_listener(auto=[{"run": [program()]}], make_run=machine.make)
+    rig = make_listener(auto=[{"run": [program()]}])
     rig.imds.fail(500)
     rig.outbox.commit([], records={(STATE, VM): None})
     rig.restart()
@@ -477,20 +469,18 @@ def test_after_a_silent_start_a_program_starts_with_the_first_good_document(
     rig.imds.fail(500, methods=["instance"], count=1)
     rig.imds.schedule("web-0", EventType="Preempt")
     rig.run(2)
-    assert len(machine.runs) == 1
+    assert len(rig.machine.runs) == 1
 
 
 def test_another_name_counts_once_no_program_runs_and_no_command_waits(make_listener: MakeListener) -> None:
-    machine = Machine()
-    rig = make_listener(auto=[{"run": [program()], "event_type": ["Redeploy"]}], make_run=machine.make)
+    rig = make_listener(auto=[{"run": [program()], "event_type": ["Redeploy"]}])
     rig.imds.schedule("web-0", EventType="Redeploy")
     rig.run(1)
     epoch, rig.imds.vm = rig.outbox.epoch, replace(WEB_0, resource_group="other", scale_set="web")
     rig.run(600)
     rig.send("AAAAAAAA-0000-4000-8000-000000000001")  # it waits for its event
     rig.run(2)
-    machine.finish(code=0)
-    rig.run(2)
+    rig.end_programs()
     assert (rig.outbox.epoch, rig.listener.status().waiting_commands) == (epoch, 1)
     rig.run(40)
     told = [(one["reporterepoch"] == epoch, one["data"].get("Reason")) for one in rig.events()]
@@ -502,8 +492,7 @@ def test_another_name_counts_once_no_program_runs_and_no_command_waits(make_list
 def test_on_another_vm_nothing_is_continued_that_the_state_began(make_listener: MakeListener) -> None:
     rig = make_listener(auto=[{"event_source": ["User"]}])
     rig.imds.fail(ImdsError("killed here"), methods=["approve"])
-    rig.imds.schedule(EventSource="User")
-    rig.run()
+    rig.announce(EventSource="User")
     posted = len(rig.imds.posts)
     assert posted == 1
     rig.imds.restore()

@@ -11,25 +11,21 @@ from typing import Any
 import pytest
 
 from tests.support.listener import ListenerRig, MakeListener
-from tests.support.machine import Machine, program
+from tests.support.machine import program
+from tests.support.only import only
 
 DRAIN, FIRST, SECOND = program(), program("first"), program("second")
 TIMEOUT = {"run_timeout_seconds": 60}
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return Machine()
-
-
-@pytest.fixture
-def make_rig(make_listener: MakeListener, machine: Machine) -> MakeListener:
+def make_rig(make_listener: MakeListener) -> MakeListener:
     """Make a listener with one auto rule that prepares, unless others are given."""
 
     def make(*, auto: list[dict[str, Any]] | None = None, **rule: Any) -> ListenerRig:
         more = {name: rule.pop(name) for name in ("policy", "dry_run") if name in rule}
         rules = auto or [{"run": [DRAIN], "group": True, **TIMEOUT, **rule}]
-        return make_listener(**{"policy": {"allow": [{}]}, **more}, auto=rules, make_run=machine.make)
+        return make_listener(**{"policy": {"allow": [{}]}, **more}, auto=rules)
 
     return make
 
@@ -48,68 +44,55 @@ def notice(rig: ListenerRig, seconds: float) -> str:
 
 @pytest.mark.parametrize("event_type", ["Reboot", "Terminate"])
 def test_every_vm_prepares_for_an_event_of_several_and_none_approves_it(
-    rig: ListenerRig, machine: Machine, event_type: str
+    rig: ListenerRig, event_type: str
 ) -> None:
     event = rig.imds.schedule("web-1", "WEB-0", EventType=event_type)
     rig.run(2)
-    assert len(machine.running) == 1
+    assert len(rig.machine.running) == 1
     rig.clock.advance(7)
-    machine.finish(code=0)
-    rig.run(60)
-    (prepared,) = rig.prepared()
+    rig.end_programs(60)
+    prepared = only(rig.prepared())
     data = prepared["data"]
     assert (prepared["subject"], prepared["correlationid"], prepared["partitionkey"]) == (event,) * 3
     assert (data["EventId"], data["EventType"], data["Resources"]) == (event, event_type, ["web-1", "WEB-0"])
     assert (data["NotBeforeUtc"], data["Vm"]["Name"]) == ("2037-01-19T22:26:58.000Z", "web-0")
     assert data["DurationSeconds"] >= 7
-    assert (rig.imds.posts, rig.receipts(), len(machine.runs)) == ([], [], 1)
+    assert (rig.imds.posts, rig.receipts(), len(rig.machine.runs)) == ([], [], 1)
     assert rig.why(event) == "prepared; it names several VMs, so no rule approves it"
 
 
-def test_an_event_of_this_vm_alone_is_prepared_and_approved(rig: ListenerRig, machine: Machine) -> None:
-    event = rig.imds.schedule()
-    rig.run()
-    machine.finish(code=0)
-    rig.run(2)
+def test_an_event_of_this_vm_alone_is_prepared_and_approved(rig: ListenerRig) -> None:
+    event = rig.prepare()
     assert (rig.imds.approved, len(rig.prepared()), rig.reasons()) == ([event], 1, ["approved"])
 
 
-def test_a_failed_program_is_a_receipt_needs_a_person_and_prepares_nothing(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    event = rig.imds.schedule("web-0", "web-1")
-    rig.run()
-    machine.finish(code=1)
-    rig.run(30)
-    assert (rig.prepared(), rig.reasons(), len(machine.runs)) == ([], ["not_prepared"], 2)
-    (shown,) = rig.listener.status().auto or ()
+def test_a_failed_program_is_a_receipt_needs_a_person_and_prepares_nothing(rig: ListenerRig) -> None:
+    event = rig.announce("web-0", "web-1")
+    rig.end_programs(30, code=1)
+    assert (rig.prepared(), rig.reasons(), len(rig.machine.runs)) == ([], ["not_prepared"], 2)
+    shown = only(rig.listener.status().auto or ())
     assert (shown.EventId, shown.NeedsPerson) == (event, True)
     assert rig.programs == {"failed": 1}
 
 
 @pytest.mark.parametrize("resources", [["web-0", ""], ["web-0", None], ["web-0", 7]])
-def test_resources_that_cannot_be_read_may_be_other_vms(
-    rig: ListenerRig, machine: Machine, resources: list[Any]
-) -> None:
+def test_resources_that_cannot_be_read_may_be_other_vms(rig: ListenerRig, resources: list[Any]) -> None:
     rig.imds.schedule(Resources=resources)
     rig.run(2)
-    machine.finish(code=0)
-    rig.run(5)
+    rig.end_programs(5)
     assert (rig.imds.posts, len(rig.prepared())) == ([], 1)
 
 
 def test_a_command_approves_a_prepared_event_of_several_vms_and_one_whose_program_runs_or_failed(
-    rig: ListenerRig, machine: Machine
+    rig: ListenerRig,
 ) -> None:
     for result, detail in ((0, ""), (None, "its program had not ended"), (3, "its program had failed")):
         event = rig.imds.schedule("web-0", "web-1")
         rig.run(1)
         if result is not None:
-            machine.finish(code=result)
-        rig.run(2)
+            rig.end_programs(2, code=result)
         assert rig.decide(event, id=f"c{result}")["Detail"] == detail
-        machine.finish(code=0)
-        rig.run(2)
+        rig.end_programs()
     assert len(rig.imds.approved) == 3
     assert len(rig.prepared()) == 2
 
@@ -118,29 +101,23 @@ def test_a_command_approves_a_prepared_event_of_several_vms_and_one_whose_progra
     "change", [{"NotBefore": "Tue, 20 Jan 2037 22:26:58 GMT"}, {"Resources": ["web-0"]}], ids=str
 )
 def test_a_prepared_event_that_changes_is_so_as_it_is_and_one_that_shrinks_to_this_vm_is_approved(
-    rig: ListenerRig, machine: Machine, change: dict[str, Any]
+    rig: ListenerRig, change: dict[str, Any]
 ) -> None:
-    event = rig.imds.schedule("web-0", "web-1")
-    rig.run()
-    machine.finish(code=0)
-    rig.run(2)
+    event = rig.prepare("web-0", "web-1")
     rig.imds.change(event, **change)
     rig.run(3)
-    assert (len(machine.runs), len({one["id"] for one in rig.prepared()})) == (1, 2)
+    assert (len(rig.machine.runs), len({one["id"] for one in rig.prepared()})) == (1, 2)
     assert rig.imds.approved == ([event] if "Resources" in change else [])
 
 
 # Which rule decides
 
 
-def test_the_first_rule_in_the_file_decides_also_where_it_only_prepares(
-    make_rig: MakeListener, machine: Machine
-) -> None:
+def test_the_first_rule_in_the_file_decides_also_where_it_only_prepares(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"run": [DRAIN], "group": True}, {"group": True}])
     rig.imds.schedule("web-0", "web-1")
     rig.run(2)
-    machine.finish(code=0)
-    rig.run(60)
+    rig.end_programs(60)
     assert (rig.imds.posts, len(rig.prepared())) == ([], 1)
 
 
@@ -154,32 +131,26 @@ def test_the_first_rule_decides_although_a_later_one_waits_less(make_rig: MakeLi
 
 
 def test_the_rule_that_began_decides_until_its_program_has_ended_and_a_result_counts_for_its_own_rule(
-    make_rig: MakeListener, machine: Machine
+    make_rig: MakeListener,
 ) -> None:
     rig = make_rig(auto=[{"run": [FIRST], "min_notice_seconds": 60}, {"run": [SECOND]}])
     event = rig.imds.schedule(NotBefore=notice(rig, 90))
     rig.run(40)
-    assert [run.command for run in machine.runs] == [(FIRST,)]
-    machine.finish(code=0)
-    rig.run(2)
-    assert ([run.command for run in machine.runs], rig.imds.posts) == ([(FIRST,), (SECOND,)], [])
-    machine.finish(code=0)
-    rig.run(2)
+    assert [run.command for run in rig.machine.runs] == [(FIRST,)]
+    rig.end_programs()
+    assert ([run.command for run in rig.machine.runs], rig.imds.posts) == ([(FIRST,), (SECOND,)], [])
+    rig.end_programs()
     assert rig.imds.approved == [event]
 
 
-def test_a_failure_of_one_rules_program_does_not_decide_for_the_next_rule(
-    make_rig: MakeListener, machine: Machine
-) -> None:
+def test_a_failure_of_one_rules_program_does_not_decide_for_the_next_rule(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"run": [FIRST], "min_notice_seconds": 60}, {"run": [SECOND]}])
     event = rig.imds.schedule(NotBefore=notice(rig, 90))
     rig.run(28)
-    machine.finish(code=1)
-    rig.run(4)
+    rig.end_programs(4, code=1)
     assert rig.imds.posts == []
-    machine.finish(code=0)
-    rig.run(2)
-    assert ([run.command for run in machine.runs], rig.imds.approved) == (
+    rig.end_programs()
+    assert ([run.command for run in rig.machine.runs], rig.imds.approved) == (
         [(FIRST,), (SECOND,)],
         [event],
     )
@@ -221,72 +192,66 @@ def test_a_deny_rule_is_a_reason_too(make_rig: MakeListener) -> None:
 # Turns
 
 
-def test_programs_wait_for_their_turn_and_say_behind_whom(make_rig: MakeListener, machine: Machine) -> None:
+def test_programs_wait_for_their_turn_and_say_behind_whom(make_rig: MakeListener) -> None:
     rig = make_rig(max_unavailable=1)
     first = rig.imds.schedule("web-3", NotBefore=notice(rig, 600))
     own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
     rig.run(20)
-    assert machine.runs == []
+    assert rig.machine.runs == []
     assert rig.why(own) == "waits for its turn behind web-3 (Reboot, in 10 min)"
-    rig.imds.remove(first)
-    rig.run(4)
-    assert (machine.runs, rig.why(own)) == ([], "settling")
+    rig.remove(first, 4)
+    assert (rig.machine.runs, rig.why(own)) == ([], "settling")
     rig.run(3)
-    assert len(machine.running) == 1
-    machine.finish(code=0)
-    rig.run(2)
+    assert len(rig.machine.running) == 1
+    rig.end_programs()
     assert rig.imds.approved == [own]
 
 
 def test_at_the_deadline_a_program_starts_without_a_turn_but_nothing_is_approved_beside_others(
-    make_rig: MakeListener, machine: Machine
+    make_rig: MakeListener,
 ) -> None:
     rig = make_rig(max_unavailable=1)
     rig.imds.schedule("web-3", EventStatus="Started", NotBefore="")
     own = rig.imds.schedule("web-0", NotBefore=notice(rig, 100))
     rig.run(28)
-    assert machine.runs == []
+    assert rig.machine.runs == []
     rig.run(5)
-    assert len(machine.running) == 1
-    machine.finish(code=0)
-    rig.run(10)
+    assert len(rig.machine.running) == 1
+    rig.end_programs(10)
     assert rig.imds.posts == []
     assert rig.why(own).startswith("prepared, waits for its turn behind web-3 (Reboot")
 
 
 def test_an_event_with_a_turn_is_not_approved_beside_one_that_is_past_its_deadline(
-    make_rig: MakeListener, machine: Machine
+    make_rig: MakeListener,
 ) -> None:
     rig = make_rig(max_unavailable=1)
     own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
     rig.run(7)
     late = rig.imds.schedule("web-3", NotBefore=notice(rig, 60))
-    machine.finish(code=0)
-    rig.run(10)
+    rig.end_programs(10)
     assert rig.imds.posts == []
     assert rig.why(own).startswith("prepared, approval waits behind web-3")
-    rig.imds.remove(late)
-    rig.run(2)
+    rig.remove(late, 2)
     assert rig.imds.approved == [own]
 
 
-def test_a_turn_is_kept_over_a_restart(make_rig: MakeListener, machine: Machine) -> None:
+def test_a_turn_is_kept_over_a_restart(make_rig: MakeListener) -> None:
     rig = make_rig(max_unavailable=1)
     own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
     rig.run(7)
     rig.imds.schedule("web-3", NotBefore=notice(rig, 300))
     rig.restart()
-    machine.runs.clear()
+    rig.machine.runs.clear()
     rig.run(1)
-    assert len(machine.running) == 1
-    machine.finish(code=0)
-    rig.run(2)
+    assert len(rig.machine.running) == 1
+    rig.end_programs()
     assert rig.imds.approved == [own]
 
 
 @pytest.mark.parametrize("status", ["Scheduled", "Started"])
 def test_a_turn_of_another_vm_counts_for_five_minutes_after_a_reset_has_lost_its_event(
-    make_rig: MakeListener, machine: Machine, status: str
+    make_rig: MakeListener, status: str
 ) -> None:
     rig = make_rig(max_unavailable=1)
     rig.imds.incarnation = 100
@@ -299,29 +264,25 @@ def test_a_turn_of_another_vm_counts_for_five_minutes_after_a_reset_has_lost_its
     rig.run(2)
     own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
     rig.run(290)
-    assert (machine.runs, "waits for its turn behind web-3" in rig.why(own)) == ([], True)
+    assert (rig.machine.runs, "waits for its turn behind web-3" in rig.why(own)) == ([], True)
     rig.run(20)
-    assert len(machine.running) == 1
+    assert len(rig.machine.running) == 1
 
 
 @pytest.mark.parametrize("not_before", [None, ""])
 def test_an_event_without_a_not_before_is_prepared_at_once(
-    make_rig: MakeListener, machine: Machine, not_before: str | None
+    make_rig: MakeListener, not_before: str | None
 ) -> None:
     rig = make_rig(max_unavailable=1)
     rig.imds.schedule("web-3", NotBefore=notice(rig, 600))
-    rig.imds.schedule("web-0", NotBefore=not_before)
-    rig.run()
-    assert len(machine.running) == 1
+    rig.announce("web-0", NotBefore=not_before)
+    assert len(rig.machine.running) == 1
 
 
-def test_a_terminate_neither_waits_nor_counts(make_rig: MakeListener, machine: Machine) -> None:
+def test_a_terminate_neither_waits_nor_counts(make_rig: MakeListener) -> None:
     rig = make_rig(max_unavailable=1)
     rig.imds.schedule("web-3", NotBefore=notice(rig, 600))
-    own = rig.imds.schedule("web-0", EventType="Terminate", NotBefore=notice(rig, 900))
-    rig.run()
-    machine.finish(code=0)
-    rig.run(2)
+    own = rig.prepare("web-0", EventType="Terminate", NotBefore=notice(rig, 900))
     assert rig.imds.approved == [own]
 
 
@@ -331,8 +292,7 @@ def test_a_rule_without_a_program_waits_for_its_turn_without_a_deadline(make_rig
     own = rig.imds.schedule("web-0", NotBefore=notice(rig, 90))
     rig.run(85)
     assert rig.imds.posts == []
-    rig.imds.remove(first)
-    rig.run(7)
+    rig.remove(first, 7)
     assert rig.imds.approved == [own]
 
 
@@ -357,12 +317,11 @@ def test_each_vm_approves_in_its_turn_with_group_and_without_a_program(make_rig:
 
 @pytest.mark.parametrize("code", [0, 1, None])
 def test_an_event_that_starts_unprepared_is_counted_and_logged_once(
-    rig: ListenerRig, machine: Machine, caplog: pytest.LogCaptureFixture, code: int | None
+    rig: ListenerRig, caplog: pytest.LogCaptureFixture, code: int | None
 ) -> None:
-    event = rig.imds.schedule("web-0", "web-1")
-    rig.run()
+    event = rig.announce("web-0", "web-1")
     if code is not None:
-        machine.finish(code=code)
+        rig.machine.finish(code=code)
     rig.imds.change(event, EventStatus="Started", NotBefore="")
     rig.run(10)
     is_prepared = code == 0
@@ -371,22 +330,18 @@ def test_an_event_that_starts_unprepared_is_counted_and_logged_once(
     assert len(rig.prepared()) == is_prepared
 
 
-def test_what_a_program_has_prepared_is_committed_with_its_record_before_any_post(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    rig.imds.schedule()
-    rig.run()
-    machine.finish(code=0)
-    rig.run(1)
-    (prepared,) = rig.prepared()
+def test_what_a_program_has_prepared_is_committed_with_its_record_before_any_post(rig: ListenerRig) -> None:
+    rig.announce()
+    rig.end_programs(1)
+    prepared = only(rig.prepared())
     assert json.dumps(prepared)
     assert prepared["reporter"] == "web-0/listen"
     assert int(prepared["reporterseq"]) < int(rig.receipts()[0]["reporterseq"])
 
 
-def test_a_dry_run_prepares_nothing(make_rig: MakeListener, machine: Machine) -> None:
+def test_a_dry_run_prepares_nothing(make_rig: MakeListener) -> None:
     rig = make_rig(dry_run=True, max_unavailable=1)
     rig.imds.schedule("web-0", "web-1")
     rig.imds.schedule()
     rig.run(20)
-    assert (machine.runs, rig.prepared(), rig.imds.posts) == ([], [], [])
+    assert (rig.machine.runs, rig.prepared(), rig.imds.posts) == ([], [], [])

@@ -22,6 +22,7 @@ from bridge.service.listener import (
 )
 from tests.support.bus import SECRET
 from tests.support.listener import ListenerRig, MakeListener, command_body
+from tests.support.only import only
 
 OTHER_SECRET = "whsec_" + "QUJD" * 8
 MAX_WAITING = 10
@@ -42,7 +43,7 @@ def test_a_command_for_another_vm_goes_back_to_a_shared_queue_for_ten_minutes(
     event = rig.imds.schedule("web-1")
     rig.send(event, **given)
     rig.run(PASS_ON_SECONDS - 1)
-    (waiting,) = rig.queue.messages
+    waiting = only(rig.queue.messages)
     assert waiting.locked_by is None
     assert rig.receipts() == []
     rig.run(2)
@@ -67,7 +68,7 @@ def test_a_command_for_another_vm_goes_back_while_imds_does_not_answer(rig: List
     rig.imds.fail(500, methods=["document"])
     rig.send("E-1", Vm="web-1")
     rig.run()
-    (waiting,) = rig.queue.messages
+    waiting = only(rig.queue.messages)
     assert waiting.locked_by is None
 
 
@@ -171,7 +172,7 @@ def test_a_badly_signed_command_is_dead_lettered_with_a_receipt(
     send_signed(rig, rig.imds.schedule(), **fault)
     rig.run()
     assert rig.reasons("c") == ["bad_signature"]
-    (dead,) = rig.queue.dead_letters
+    dead = only(rig.queue.dead_letters)
     assert dead.settlement is not None
     assert dead.settlement.dead_letter_reason == "bad_signature"
     assert rig.imds.posts == []
@@ -307,7 +308,7 @@ def test_at_the_stop_a_waiting_command_is_abandoned(rig: ListenerRig) -> None:
     rig.send("unknown")
     rig.run()
     rig.finish()
-    (waiting,) = rig.queue.messages
+    waiting = only(rig.queue.messages)
     assert waiting.locked_by is None
     assert rig.receipts() == []
 

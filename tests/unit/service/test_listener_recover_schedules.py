@@ -23,7 +23,7 @@ from bridge.config.approvals import AutoSettings
 from bridge.errors import ImdsError
 from bridge.runtime.program import KILL_AFTER_SECONDS, Result
 from tests.support.listener import ListenerRig
-from tests.support.machine import Machine, MachineRun, program
+from tests.support.machine import MachineRun, program
 from tests.unit.service.test_listener_schedules import SCHEDULES, SEED
 
 pytestmark = pytest.mark.timeout(max(120, 5 * SCHEDULES))
@@ -79,11 +79,11 @@ class World:
         self.now = 0.0
         self.faults: list[str] = []
         self.story: list[tuple[float, str]] = []
-        self.machine = Machine()
+        rules = self.of["faults"].choice(RULES[:4])
+        self.rig = ListenerRig(folder / str(seed), policy={}, auto=rules)
+        self.machine = self.rig.machine
         self.machine.on_start, self.machine.on_end = self._began, self._is_ended
         self.machine.is_slow_to_end = True
-        rules = self.of["faults"].choice(RULES[:4])
-        self.rig = ListenerRig(folder / str(seed), policy={}, auto=rules, make_run=self.machine.make)
         self.rig.imds.on_read, self.rig.imds.on_post = self._read, self._post
         self.rig.on_commit = self._point
         self.kill_in = 0

@@ -68,8 +68,7 @@ def test_an_event_of_this_vm_ends_the_rest_for_as_long_as_it_is_scheduled_and_te
     assert not rig.receiver.rests
     rig.run(700.0)
     assert not rig.receiver.rests
-    rig.imds.remove("e-1")
-    rig.run(590.0)
+    rig.remove("e-1", 590.0)
     assert not rig.receiver.rests
     rig.run(20.0)
     assert rig.receiver.rests
