@@ -420,13 +420,6 @@ def test_an_auto_rule_for_a_group_leaves_an_event_to_the_vm_before_for_ten_secon
     assert rig.imds.approved == [event]
 
 
-def test_a_deny_rule_wins_over_an_auto_rule(make_listener: MakeListener) -> None:
-    rig = make_listener(policy={"deny": [{}]}, auto=[{}])
-    rig.imds.schedule()
-    rig.run(5)
-    assert (rig.receipts(), rig.imds.posts) == ([], [])
-
-
 def test_an_event_that_no_auto_rule_matches_any_more_is_not_posted_again(make_listener: MakeListener) -> None:
     rig = make_listener(auto=[{"event_type": ["Reboot"]}])
     rig.imds.fail(500, methods=["approve"])

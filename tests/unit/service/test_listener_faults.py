@@ -15,10 +15,28 @@ from bridge.service.listener import IMDS_WAIT_SECONDS
 from tests.support.listener import ListenerRig, MakeListener
 from tests.support.only import only
 
+LOST = ImdsError("the answer was lost")
+by_command_or_rule = pytest.mark.parametrize("auto", [(), ({},)], ids=["command", "auto rule"])
+in_one_process_or_two = pytest.mark.parametrize("restarts", [False, True], ids=["same process", "restarted"])
+
 
 @pytest.fixture
 def rig(make_listener: MakeListener) -> ListenerRig:
     return make_listener()
+
+
+def post(rig: ListenerRig, *answers: ImdsError | int, restarts: bool = False, **event: Any) -> str:
+    """Have an event POSTed by a command or a rule, answer the first POSTs so, and perhaps restart after the first."""
+    event_id = rig.imds.schedule(**event)
+    for answer in answers:
+        rig.imds.fail(answer, methods=["approve"], count=1)
+    if not rig.settings.auto:
+        rig.send(event_id)
+    rig.run()
+    assert len(rig.imds.posts) == 1
+    if restarts:
+        rig.restart()
+    return event_id
 
 
 def test_a_loss_of_the_listener_is_published(rig: ListenerRig) -> None:
@@ -119,104 +137,71 @@ def test_a_restart_continues_where_only_some_events_were_decided(make_listener: 
     assert len(rig.queue.completed) == 1
 
 
-@pytest.mark.parametrize("auto", [False, True], ids=["command", "auto rule"])
+@by_command_or_rule
 @pytest.mark.parametrize("since", ["gone", "started", "still scheduled"])
 def test_an_event_that_was_posted_before_a_kill_is_accepted_and_posted_again_only_if_it_is_scheduled(
-    make_listener: MakeListener, since: str, auto: bool
+    make_listener: MakeListener, since: str, auto: Any
 ) -> None:
-    rig = make_listener(auto=[{}]) if auto else make_listener()
-    event = rig.imds.schedule()
-    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
-    if not auto:
-        rig.send(event)
-    rig.run()
-    assert (rig.receipts(), len(rig.imds.posts)) == ([], 1)
-    rig.restart()
+    rig = make_listener(auto=auto)
+    event = post(rig, LOST, restarts=True)
     if since == "gone":
         rig.imds.remove(event)
     elif since == "started":
         rig.imds.change(event, EventStatus="Started")
     rig.run(2)
-    reason = "approved" if since == "still scheduled" else "not_recorded"
-    assert rig.answers() == [("Accepted", reason)]
-    assert len(rig.imds.posts) == 1 + (since == "still scheduled")
+    posts, reason = (2, "approved") if since == "still scheduled" else (1, "not_recorded")
+    assert (rig.answers(), len(rig.imds.posts)) == ([("Accepted", reason)], posts)
     rig.restart()
     rig.run(2)
     assert len(rig.receipts()) == 1
 
 
 @pytest.mark.parametrize(
-    ("policy", "changes", "seconds"),
+    ("rule", "changes", "seconds", "answer"),
     [
-        ({"allow": [{"min_notice_seconds": 100}]}, {}, 900),
-        ({"allow": [{"event_type": ["Reboot"]}]}, {"EventType": "Redeploy"}, 0),
-        ({"allow": [{}]}, {"Resources": ["web-1"]}, 0),
-        ({"allow": [{}]}, {"EventStatus": "Paused"}, 0),
+        ({"min_notice_seconds": 100}, {}, 900, ("Failed", "unknown_outcome")),
+        ({"event_type": ["Reboot"]}, {"EventType": "Redeploy"}, 0, ("Failed", "unknown_outcome")),
+        ({}, {"Resources": ["web-1"]}, 0, ("Failed", "unknown_outcome")),
+        ({}, {"EventStatus": "Paused"}, 0, ("Accepted", "not_recorded")),
     ],
     ids=["notice", "type", "resources", "status"],
 )
 def test_an_event_that_was_posted_before_a_kill_and_is_not_allowed_any_more_is_never_rejected(
-    make_listener: MakeListener, policy: dict[str, Any], changes: dict[str, Any], seconds: float
+    make_listener: MakeListener, rule: Any, changes: Any, seconds: float, answer: tuple[str, str]
 ) -> None:
-    rig = make_listener(policy=policy)
-    event = rig.imds.schedule(NotBefore=rig.in_seconds(950))
-    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
-    rig.send(event)
-    rig.run()
-    assert len(rig.imds.posts) == 1
-    rig.restart()
+    rig = make_listener(policy={"allow": [rule]})
+    event = post(rig, LOST, restarts=True, NotBefore=rig.in_seconds(950))
     rig.clock.advance(seconds)
     rig.imds.change(event, **changes)
     rig.run(2)
-    receipt = only(rig.receipts())
-    assert receipt["data"]["Outcome"] in ("Failed", "Accepted")
-    if receipt["data"]["Outcome"] == "Failed":
-        assert receipt["data"]["Reason"] == "unknown_outcome"
-        assert "the outcome is not known" in receipt["data"]["Detail"]
-    assert len(rig.imds.posts) == 1
+    assert (rig.answers(), len(rig.imds.posts)) == ([answer], 1)
 
 
 @pytest.mark.parametrize(
     ("answer", "outcome", "reason"),
     [
-        (ImdsError("the answer was lost"), "Accepted", "not_recorded"),
-        (500, "Accepted", "not_recorded"),
-        (503, "Accepted", "not_recorded"),
-        (404, "Rejected", "already_started"),
-        (429, "Rejected", "already_started"),
+        *((lost, "Accepted", "not_recorded") for lost in (LOST, 500, 503)),
+        *((refused, "Rejected", "already_started") for refused in (404, 429)),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("restarts", [False, True], ids=["same process", "restarted"])
+@in_one_process_or_two
 def test_an_event_that_starts_after_a_failed_post_was_approved_unless_imds_refused_the_post(
     rig: ListenerRig, answer: ImdsError | int, outcome: str, reason: str, restarts: bool
 ) -> None:
-    event = rig.imds.schedule()
-    rig.imds.fail(answer, methods=["approve"], count=1)
-    rig.send(event)
-    rig.run()
-    if restarts:
-        rig.restart()
+    event = post(rig, answer, restarts=restarts)
     rig.imds.change(event, EventStatus="Started")
     rig.run(3)
-    assert rig.answers() == [(outcome, reason)]
-    assert len(rig.imds.posts) == 1
+    assert (rig.answers(), len(rig.imds.posts)) == ([(outcome, reason)], 1)
 
 
-@pytest.mark.parametrize("restarts", [False, True], ids=["same process", "restarted"])
-@pytest.mark.parametrize("auto", [False, True], ids=["command", "auto rule"])
+@in_one_process_or_two
+@by_command_or_rule
 def test_a_refused_post_says_nothing_of_an_earlier_one_whose_answer_was_lost(
-    make_listener: MakeListener, restarts: bool, auto: bool
+    make_listener: MakeListener, restarts: bool, auto: Any
 ) -> None:
-    rig = make_listener(auto=[{}]) if auto else make_listener()
-    event = rig.imds.schedule()
-    rig.imds.fail(ImdsError("the answer was lost"), methods=["approve"], count=1)
-    rig.imds.fail(429, methods=["approve"])
-    if not auto:
-        rig.send(event)
-    rig.run()
-    if restarts:
-        rig.restart()
+    rig = make_listener(auto=auto)
+    event = post(rig, LOST, *[429] * 9, restarts=restarts)
     rig.run(2)
     assert len(rig.imds.posts) > 1
     rig.imds.change(event, EventStatus="Started")
@@ -224,16 +209,12 @@ def test_a_refused_post_says_nothing_of_an_earlier_one_whose_answer_was_lost(
     assert rig.answers() == [("Accepted", "not_recorded")]
 
 
-@pytest.mark.parametrize("auto", [False, True], ids=["command", "auto rule"])
+@by_command_or_rule
 def test_an_event_may_be_approved_whose_post_is_refused_after_one_without_an_answer(
-    make_listener: MakeListener, auto: bool
+    make_listener: MakeListener, auto: Any
 ) -> None:
-    rig = make_listener(auto=[{}]) if auto else make_listener()
-    event = rig.imds.schedule()
-    rig.imds.fail(ImdsError("the answer was lost"), methods=["approve"], count=1)
-    rig.imds.fail(400, methods=["approve"], count=1)
-    if not auto:
-        rig.send(event)
+    rig = make_listener(auto=auto)
+    post(rig, LOST, 400)
     rig.run(20)
     assert rig.answers() == [("Failed", "unknown_outcome")]
 
@@ -242,9 +223,8 @@ def test_a_receipt_names_the_type_and_the_vms_of_an_event_that_is_known(rig: Lis
     event = rig.announce()
     rig.send(event, id="late", ExpiresAt="2020-01-01T00:00:00Z")
     rig.run(2)
-    receipt = only(rig.receipts())
-    assert receipt["data"]["Reason"] == "expired"
-    assert (receipt["data"]["EventType"], receipt["data"]["Resources"]) == ("Reboot", ["web-0"])
+    data = only(rig.receipts())["data"]
+    assert (data["Reason"], data["EventType"], data["Resources"]) == ("expired", "Reboot", ["web-0"])
 
 
 def test_a_command_that_is_denied_does_not_depend_on_the_post_of_an_auto_rule(
@@ -307,15 +287,24 @@ def test_imds_is_left_alone_for_as_long_as_it_asks(rig: ListenerRig) -> None:
     assert rig.reasons() == ["approved"]
 
 
-def test_while_imds_fails_a_command_waits_until_it_expires_and_has_failed_then(rig: ListenerRig) -> None:
-    rig.imds.fail(500, methods=["document"])
+@pytest.mark.parametrize(
+    ("method", "status", "answer", "detail"),
+    [
+        ("document", 500, ("Failed", "imds_unavailable"), "500"),
+        ("approve", 429, ("Rejected", "expired"), "429"),
+        ("approve", 500, ("Failed", "unknown_outcome"), "the outcome is not known"),
+    ],
+)
+def test_while_imds_fails_a_command_waits_until_it_expires_and_is_answered_by_what_may_have_been_posted(
+    rig: ListenerRig, method: str, status: int, answer: tuple[str, str], detail: str
+) -> None:
+    rig.imds.fail(status, methods=[method])
     rig.send(rig.imds.schedule(), ExpiresAt=rig.in_seconds(60))
     rig.run(59)
     assert rig.receipts() == []
-    rig.run(2)
-    data = only(rig.receipts())["data"]
-    assert (data["Outcome"], data["Reason"]) == ("Failed", "imds_unavailable")
-    assert "500" in data["Detail"]
+    rig.run(3)
+    assert rig.answers() == [answer]
+    assert detail in rig.receipts()[0]["data"]["Detail"]
     assert len(rig.queue.completed) == 1
 
 
@@ -352,27 +341,6 @@ def test_imds_is_asked_at_most_five_times_a_second_whatever_waits(rig: ListenerR
     assert rig.reasons() == ["approved"] * 20
 
 
-def test_a_command_that_expires_while_imds_refuses_its_post_is_rejected_with_the_error_of_imds(
-    rig: ListenerRig,
-) -> None:
-    rig.imds.fail(429, methods=["approve"])
-    rig.send(rig.imds.schedule(), ExpiresAt=rig.in_seconds(10))
-    rig.run(12)
-    receipt = only(rig.receipts())
-    assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Rejected", "expired")
-    assert "429" in receipt["data"]["Detail"]
-    assert len(rig.queue.completed) == 1
-
-
-def test_a_command_that_expires_after_a_post_without_an_outcome_has_failed(rig: ListenerRig) -> None:
-    rig.imds.fail(500, methods=["approve"])
-    rig.send(rig.imds.schedule(), ExpiresAt=rig.in_seconds(10))
-    rig.run(12)
-    receipt = only(rig.receipts())
-    assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Failed", "unknown_outcome")
-    assert "the outcome is not known" in receipt["data"]["Detail"]
-
-
 def test_an_auto_rule_does_not_give_up_while_imds_refuses_and_the_event_stays(
     make_listener: MakeListener,
 ) -> None:
@@ -386,33 +354,31 @@ def test_an_auto_rule_does_not_give_up_while_imds_refuses_and_the_event_stays(
     assert (rig.imds.approved, rig.reasons()) == ([event], ["approved"])
 
 
-@pytest.mark.parametrize("restarts", [False, True], ids=["same process", "restarted"])
-@pytest.mark.parametrize("since", ["changed", "other events", "an hour"])
+@in_one_process_or_two
+@pytest.mark.parametrize(
+    ("since", "posts", "detail"),
+    [
+        ("changed", 1, "has changed or returned since"),
+        ("an hour", 1, "the first try was"),
+        ("other events", 2, ""),
+    ],
+)
 def test_a_command_whose_post_has_no_outcome_is_posted_again_for_the_same_content_and_ten_minutes_at_most(
-    rig: ListenerRig, since: str, restarts: bool
+    rig: ListenerRig, since: str, restarts: bool, posts: int, detail: str
 ) -> None:
-    event = rig.imds.schedule(EventType="Freeze")
-    rig.imds.fail(500, methods=["approve"], count=1)
-    rig.send(event)
-    rig.run()
-    if restarts:
-        rig.restart()
+    event = post(rig, 500, restarts=restarts, EventType="Freeze")
     if since == "changed":
         rig.imds.change(event, EventType="Redeploy", Resources=["web-0", "web-1"])
-    elif since == "other events":  # which may have hidden that it left and returned
+    elif since == "an hour":
+        rig.clock.advance(3600)
+    else:  # which may have hidden that it left and returned
         rig.clock.advance(6)
         rig.imds.show(*rig.imds.events, {"EventId": "other"})
         rig.imds.show(*rig.imds.events)
-    else:
-        rig.clock.advance(3600)
     rig.run(5)
-    data = only(rig.receipts())["data"]
-    if since == "other events":
-        assert (data["Reason"], len(rig.imds.posts)) == ("approved", 2)
-        return
-    assert (data["Outcome"], data["Reason"]) == ("Failed", "unknown_outcome")
-    assert ("has changed or returned since" if since == "changed" else "the first try was") in data["Detail"]
-    assert rig.imds.posts == [(event,)]
+    answer = ("Failed", "unknown_outcome") if posts == 1 else ("Accepted", "approved")
+    assert (rig.answers(), rig.imds.posts) == ([answer], [(event,)] * posts)
+    assert detail in rig.receipts()[0]["data"]["Detail"]
 
 
 # One event whose POST fails
@@ -428,8 +394,10 @@ def failing(rig: ListenerRig, answer: int | str) -> Callable[[float], None]:
     return fail
 
 
-@pytest.mark.parametrize("answer", [500, 404, 401, 409, 503, 400, "reset"])
-@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize(
+    ("count", "answer"),
+    [*((1, answer) for answer in (500, 404, 401, 409, 503, 400, "reset")), (20, 500), (20, 400)],
+)
 def test_events_whose_posts_fail_delay_a_valid_one_by_at_most_a_second(
     rig: ListenerRig, answer: int | str, count: int
 ) -> None:

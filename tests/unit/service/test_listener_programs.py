@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bridge.errors import ImdsError
 from tests.support.listener import ListenerRig, MakeListener
 from tests.support.machine import program
 from tests.support.only import only
@@ -55,7 +54,7 @@ def test_an_event_is_approved_once_its_program_has_ended_with_0(rig: ListenerRig
     rig.end_programs(5)
     assert rig.imds.approved == [event]
     assert reasons(rig) == [("Accepted", "approved", "an auto rule")]
-    assert len(rig.machine.runs) == 1
+    assert (len(rig.machine.runs), len(rig.prepared())) == (1, 1)
 
 
 def test_a_program_gets_the_event_as_it_is_published(rig: ListenerRig) -> None:
@@ -90,7 +89,9 @@ def test_after_any_other_end_there_is_a_receipt_with_the_reason_and_the_program_
         assert rig.machine.running == []
         rig.run(2)
         assert len(rig.machine.running) == 1
-    assert (reasons(rig), rig.imds.posts) == ([("Rejected", "not_prepared", f"{DRAIN}: {detail}")], [])
+    assert reasons(rig) == [("Rejected", "not_prepared", f"{DRAIN}: {detail}")]
+    assert (rig.imds.posts, rig.prepared(), rig.programs) == ([], [], {"failed": 3})
+    assert only(rig.listener.status().auto or ()).NeedsPerson
     rig.restart()
     rig.end_programs(1)
     rig.end_programs()
@@ -348,24 +349,3 @@ def test_an_approval_that_falls_to_another_rule_waits_for_its_program(make_rig: 
     assert rig.imds.approved == []
     rig.end_programs(5)
     assert rig.imds.approved == [event]
-
-
-def test_a_dry_run_runs_no_program(make_rig: MakeListener) -> None:
-    rig = make_rig(dry_run=True)
-    rig.imds.schedule()
-    rig.run(2)
-    assert (rig.reasons(), rig.machine.runs, rig.imds.posts) == (["approved"], [], [])
-
-
-def test_after_a_kill_between_the_post_and_its_answer_the_post_is_repeated_but_not_the_program(
-    rig: ListenerRig,
-) -> None:
-    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
-    event = rig.announce()
-    rig.end_programs(1)
-    assert len(rig.imds.posts) == 1
-    rig.restart()
-    rig.run(5)
-    assert (rig.imds.posts, len(rig.machine.runs)) == ([(event,), (event,)], 1)
-    assert reasons(rig) == [("Accepted", "approved", "an auto rule")]
-    assert len(rig.prepared()) == 1
