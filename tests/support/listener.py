@@ -238,37 +238,41 @@ class ListenerRig:
         self,
         *event_ids: str,
         id: str = "c",  # noqa: A002 - the attribute is called so
-        properties: Mapping[str, str] | None = None,
+        wait: float | None = None,
         **data: Any,
     ) -> None:
-        """Send a command as a CloudEvent; `data` adds Vm, Reason, ExpiresAt and so on."""
-        self.queue.send(
-            command_body(*event_ids, id=id, **data), message_id=id, properties=dict(properties or {})
-        )
+        """Send a command as a CloudEvent, and perhaps wait; `data` adds Vm, Reason, ExpiresAt and so on."""
+        self.queue.send(command_body(*event_ids, id=id, **data), message_id=id)
+        if wait is not None:
+            self.run(wait)
 
     def decide(self, *event_ids: str, **command: Any) -> dict[str, Any]:
         """Send a command a second later, make a pass, and return the data of the only new receipt."""
         self.clock.advance(1.0)
         known = len(self.receipts())
-        self.send(*event_ids, **command)
-        self.run()
+        self.send(*event_ids, **command, wait=0.0)
         return dict(only(self.receipts()[known:])["data"])
 
-    def end_programs(self, seconds: float = 2.0, **result: Any) -> None:
-        """Let every program that runs end, with 0 by default, and let so many seconds pass."""
+    def end_programs(self, *, wait: float = 2.0, **result: Any) -> None:
+        """Let every program that runs end, with 0 by default, and wait."""
         self.machine.finish(**(result or {"code": 0}))
-        self.run(seconds)
+        self.run(wait)
 
-    def announce(self, *resources: str, **event: Any) -> str:
-        """Announce an event, make a pass, and return its EventId."""
+    def announce(self, *resources: str, wait: float = 0.0, **event: Any) -> str:
+        """Announce an event, wait, and return its EventId."""
         event_id = self.imds.schedule(*resources, **event)
-        self.run()
+        self.run(wait)
         return event_id
 
-    def remove(self, event_id: str, seconds: float) -> None:
-        """Remove an event from the document, and let so many seconds pass."""
+    def change(self, event_id: str, *, wait: float, **changes: Json) -> None:
+        """Change properties of an event, and wait."""
+        self.imds.change(event_id, **changes)
+        self.run(wait)
+
+    def remove(self, event_id: str, *, wait: float) -> None:
+        """Remove an event from the document, and wait."""
         self.imds.remove(event_id)
-        self.run(seconds)
+        self.run(wait)
 
     def prepare(self, *resources: str, **event: Any) -> str:
         """Announce an event, let its program succeed, and return its EventId."""

@@ -28,8 +28,7 @@ def rig(make_listener: MakeListener) -> ListenerRig:
 
 def test_an_approval_is_posted_and_has_a_receipt_with_all_resources(rig: ListenerRig) -> None:
     event = rig.imds.schedule("web-0", "web-1")
-    rig.send(event, id="c", Reason="now", RequestedBy="jo")
-    rig.run()
+    rig.send(event, id="c", Reason="now", RequestedBy="jo", wait=0)
     receipt = only(rig.receipts("c"))
     data = receipt["data"]
     assert receipt["type"] == "io.imdsbridge.approval.accepted.v1"
@@ -41,12 +40,10 @@ def test_an_approval_is_posted_and_has_a_receipt_with_all_resources(rig: Listene
 
 
 def test_the_time_from_a_command_to_its_approval_is_measured_once(rig: ListenerRig) -> None:
-    rig.send("E-1", "E-2", id="late")
-    rig.run(3.0)
+    rig.send("E-1", "E-2", id="late", wait=3.0)
     rig.imds.schedule(event_id="e-1")
     rig.imds.schedule(event_id="e-2")
-    rig.send("E-3", id="unknown")
-    rig.run(4.0)
+    rig.send("E-3", id="unknown", wait=4.0)
     seconds = only(rig.approved_after)
     assert 3.0 <= seconds <= 6.0
 
@@ -55,8 +52,7 @@ def test_the_intent_is_committed_before_the_post_and_the_receipt_before_the_mess
     rig: ListenerRig,
 ) -> None:
     event = rig.imds.schedule(event_id="e-1")
-    rig.send(event, id="c")
-    rig.run()
+    rig.send(event, id="c", wait=0)
     assert rig.journal == ["commit intent e-1", "POST e-1", "commit receipt e-1", "settle c"]
 
 
@@ -133,8 +129,7 @@ def test_an_event_is_not_unknown_because_of_a_document_from_before_the_command(
     assert rig.decide(rig.imds.schedule(), id="1")["Reason"] == "approved"
     rig.imds.schedule(event_id="E-2")
     rig.clock.advance(0.5)  # within the second for which the last document is used
-    rig.send("E-2", id="2")
-    rig.run()
+    rig.send("E-2", id="2", wait=0)
     assert rig.receipts("2") == []
     rig.run(1)
     assert rig.reasons("2") == ["approved"]
@@ -148,10 +143,9 @@ def test_a_command_for_an_event_newer_than_the_document_is_decided_at_once(
     rig = make_listener(auto=auto)
     for _ in range(10):
         event = rig.imds.schedule()
-        rig.send(event, id=event)
-        rig.run()
+        rig.send(event, id=event, wait=0)
         assert rig.imds.posts[-1] == (event,)
-        rig.remove(event, 1)
+        rig.remove(event, wait=1)
         rig.clock.advance(pace - 1)
 
 
@@ -181,8 +175,7 @@ def test_one_command_after_the_other_waits_no_longer_than_two_calls_of_three_a_s
 def test_commands_for_unknown_events_leave_a_call_for_a_post_soon(rig: ListenerRig) -> None:
     known = rig.imds.schedule()
     for number in range(40):
-        rig.send(f"unknown-{number}", id=str(number))
-        rig.run()
+        rig.send(f"unknown-{number}", id=str(number), wait=0)
         rig.clock.advance(0.02)
     assert rig.imds.asked() == 3  # the last one 0.25 s before a POST is possible
     assert 0 < rig.listener.wait_seconds < 0.25
@@ -265,15 +258,13 @@ def test_a_started_event_whose_stay_nobody_approved_is_not_already_approved(
     if since == "returned":
         shown = rig.imds.events
         rig.imds.remove(event)
-        rig.send("unknown", id="looks")
-        rig.run(1)
+        rig.send("unknown", id="looks", wait=1)
         rig.imds.show(*shown)
         changes = {}
     if since != "changed at its start":
         rig.imds.change(event, **changes)
         rig.clock.advance(1)
-        rig.send("later", id="looks again")
-        rig.run(1)
+        rig.send("later", id="looks again", wait=1)
     rig.imds.change(event, **changes, EventStatus="Started", NotBefore="")
     assert rig.decide(event, id="2")["Reason"] == "already_started"
 
@@ -335,8 +326,7 @@ def test_the_document_is_read_again_before_a_post_unless_it_was_read_after_the_c
     rig.decide(rig.imds.schedule(), id="first")
     rig.clock.advance(ago_seconds)
     rig.imds.change(event, Resources=["web-0", "db-1"])
-    rig.send(event, id="second")
-    rig.run(1)
+    rig.send(event, id="second", wait=1)
     assert rig.reasons("second") == ["denied"]
     assert len(rig.imds.posts) == 1
 
@@ -350,8 +340,7 @@ def test_while_the_limit_of_requests_allows_no_fresh_document_a_post_waits(rig: 
     events = [rig.imds.schedule() for _ in range(2)]
     rig.decide(events[0], id="c0")
     rig.clock.advance(0.2)
-    rig.send(events[1], id="c1")
-    rig.run()
+    rig.send(events[1], id="c1", wait=0)
     assert len(rig.imds.posts) == 1
     rig.run(1)
     assert rig.reasons() == ["approved", "approved"]
@@ -366,14 +355,12 @@ def test_a_dry_run_decides_and_publishes_but_never_posts_and_leaves_nothing_that
     rig = make_listener(dry_run=True, session="{vm}")
     event = rig.imds.schedule()
     rig.send(event, id="c")
-    rig.send("unknown", id="d", Vm="web-9")
-    rig.run(1)
+    rig.send("unknown", id="d", Vm="web-9", wait=1)
     first = only(rig.receipts("c"))
     assert (first["data"]["DryRun"], first["data"]["Reason"]) == (True, "approved")
     assert (rig.reasons("d"), rig.imds.posts) == (["other_vm"], [])
     rig.restart()
-    rig.send(event, id="c")
-    rig.run(1)
+    rig.send(event, id="c", wait=1)
     real = rig.receipts("c")[-1]
     assert (real["data"]["DryRun"], real["data"]["Reason"]) == (False, "approved")
     assert real["id"] != first["id"]
@@ -384,11 +371,9 @@ def test_a_dry_run_of_auto_rules_publishes_once_for_an_event_as_it_is_and_never_
     make_listener: MakeListener,
 ) -> None:
     rig = make_listener(auto=[{}], dry_run=True)
-    event = rig.imds.schedule()
-    rig.run(90)
+    event = rig.announce(wait=90)
     assert len(rig.receipts()) == 1
-    rig.imds.change(event, NotBefore="Tue, 20 Jan 2037 22:26:58 GMT")
-    rig.run(90)
+    rig.change(event, NotBefore="Tue, 20 Jan 2037 22:26:58 GMT", wait=90)
     assert len(rig.receipts()) == 2
     assert rig.imds.posts == []
 
@@ -402,8 +387,7 @@ def test_an_auto_rule_approves_what_it_matches_and_nothing_else(make_listener: M
     rig.imds.schedule(EventSource="User", DurationInSeconds=-1)
     rig.imds.schedule(EventSource="User", DurationInSeconds=11)
     rig.imds.schedule(EventSource="Platform", DurationInSeconds=0)
-    rig.imds.schedule("web-0", "web-1", EventSource="User", DurationInSeconds=0)
-    rig.run(60)
+    rig.announce("web-0", "web-1", EventSource="User", DurationInSeconds=0, wait=60)
     receipt = only(rig.receipts())
     assert (receipt["subject"], receipt["data"]["Detail"]) == (matching, "an auto rule")
     assert rig.imds.approved == [matching]
@@ -413,8 +397,7 @@ def test_an_auto_rule_for_a_group_leaves_an_event_to_the_vm_before_for_ten_secon
     make_listener: MakeListener,
 ) -> None:
     rig = make_listener(auto=[{"group": True}])
-    event = rig.imds.schedule("web-1", "web-0")
-    rig.run(9)
+    event = rig.announce("web-1", "web-0", wait=9)
     assert rig.imds.posts == []
     rig.run(2)
     assert rig.imds.approved == [event]
@@ -423,10 +406,8 @@ def test_an_auto_rule_for_a_group_leaves_an_event_to_the_vm_before_for_ten_secon
 def test_an_event_that_no_auto_rule_matches_any_more_is_not_posted_again(make_listener: MakeListener) -> None:
     rig = make_listener(auto=[{"event_type": ["Reboot"]}])
     rig.imds.fail(500, methods=["approve"])
-    event = rig.imds.schedule()
-    rig.run(3)
-    rig.imds.change(event, EventType="Terminate")
-    rig.run(4)
+    event = rig.announce(wait=3)
+    rig.change(event, EventType="Terminate", wait=4)
     rig.imds.restore()
     rig.run(4)
     receipt = only(rig.receipts())
@@ -442,8 +423,7 @@ def test_nothing_is_approved_until_imds_has_confirmed_a_remembered_identity(rig:
     rig.run()
     rig.imds.fail(500, methods=["instance"])
     rig.restart()
-    rig.send(rig.imds.schedule())
-    rig.run(10)
+    rig.send(rig.imds.schedule(), wait=10)
     assert (rig.receipts(), rig.imds.posts) == ([], [])
     rig.imds.restore()
     rig.run(40)
@@ -460,15 +440,13 @@ def test_after_a_silent_start_a_program_starts_with_the_first_good_document(
     rig.run(100)
     rig.imds.restore()
     rig.imds.fail(500, methods=["instance"], count=1)
-    rig.imds.schedule("web-0", EventType="Preempt")
-    rig.run(2)
+    rig.announce("web-0", EventType="Preempt", wait=2)
     assert len(rig.machine.runs) == 1
 
 
 def test_another_name_counts_once_no_program_runs_and_no_command_waits(make_listener: MakeListener) -> None:
     rig = make_listener(auto=[{"run": [program()], "event_type": ["Redeploy"]}])
-    rig.imds.schedule("web-0", EventType="Redeploy")
-    rig.run(1)
+    rig.announce("web-0", EventType="Redeploy", wait=1)
     epoch, rig.imds.vm = rig.outbox.epoch, replace(WEB_0, resource_group="other", scale_set="web")
     rig.run(600)
     rig.send("AAAAAAAA-0000-4000-8000-000000000001")  # it waits for its event

@@ -51,22 +51,18 @@ def test_a_loss_of_the_listener_is_published(rig: ListenerRig) -> None:
 
 def test_a_second_message_with_a_waiting_command_is_settled_with_it(rig: ListenerRig) -> None:
     for _ in range(2):
-        rig.send("E-1")
-        rig.run()
+        rig.send("E-1", wait=0)
     assert len(rig.queue.messages) == 2
-    rig.imds.schedule(event_id="E-1")
-    rig.run(2)
+    rig.announce(event_id="E-1", wait=2)
     assert rig.reasons() == ["approved"]
     assert len(rig.queue.completed) == 2
 
 
 def test_a_command_that_is_delivered_again_over_a_new_connection_is_settled_once(rig: ListenerRig) -> None:
-    rig.send("E-1")
-    rig.run()
+    rig.send("E-1", wait=0)
     rig.receiver.disconnect()
     rig.run()
-    rig.imds.schedule(event_id="E-1")
-    rig.run(2)
+    rig.announce(event_id="E-1", wait=2)
     assert rig.reasons() == ["approved"]
     assert len(rig.queue.completed) == len(rig.receiver.settled) == 1
 
@@ -94,8 +90,7 @@ def test_the_same_malformed_message_sent_three_times_gets_the_same_receipt(rig: 
 
 def test_several_events_are_approved_by_one_post(rig: ListenerRig) -> None:
     events = [rig.imds.schedule(), rig.imds.schedule(), rig.imds.schedule("web-1")]
-    rig.send(*events)
-    rig.run()
+    rig.send(*events, wait=0)
     assert Counter(rig.reasons()) == {"approved": 2, "other_vm": 1}
     assert rig.imds.posts == [tuple(events[:2])]
 
@@ -103,8 +98,7 @@ def test_several_events_are_approved_by_one_post(rig: ListenerRig) -> None:
 def test_after_a_refusal_of_several_events_each_is_posted_alone(rig: ListenerRig) -> None:
     events = [rig.imds.schedule() for _ in range(3)]
     rig.imds.fail(400, methods=["approve"], count=1)
-    rig.send(*events)
-    rig.run(5)
+    rig.send(*events, wait=5)
     assert [len(post) for post in rig.imds.posts] == [3, 1, 1, 1]
     assert rig.reasons() == ["approved"] * 3
     assert len(rig.queue.completed) == 1
@@ -113,13 +107,11 @@ def test_after_a_refusal_of_several_events_each_is_posted_alone(rig: ListenerRig
 def test_an_event_that_is_decided_early_has_its_receipt_early(make_listener: MakeListener) -> None:
     rig = make_listener(grace_seconds=600)
     event = rig.imds.schedule()
-    rig.send("not-yet", event)
-    rig.run()
+    rig.send("not-yet", event, wait=0)
     receipt = only(rig.receipts())
     assert receipt["subject"] == event
     assert len(rig.queue.messages) == 1
-    rig.imds.schedule(event_id="not-yet")
-    rig.run(2)
+    rig.announce(event_id="not-yet", wait=2)
     assert rig.reasons() == ["approved", "approved"]
     assert len(rig.queue.completed) == 1
 
@@ -127,8 +119,7 @@ def test_an_event_that_is_decided_early_has_its_receipt_early(make_listener: Mak
 def test_a_restart_continues_where_only_some_events_were_decided(make_listener: MakeListener) -> None:
     rig = make_listener(grace_seconds=600)
     event = rig.imds.schedule()
-    rig.send("never", event)
-    rig.run()
+    rig.send("never", event, wait=0)
     assert rig.reasons() == ["approved"]
     rig.restart(grace_seconds=0.0)
     rig.run()
@@ -172,8 +163,7 @@ def test_an_event_that_was_posted_before_a_kill_and_is_not_allowed_any_more_is_n
     rig = make_listener(policy={"allow": [rule]})
     event = post(rig, LOST, restarts=True, NotBefore=rig.in_seconds(950))
     rig.clock.advance(seconds)
-    rig.imds.change(event, **changes)
-    rig.run(2)
+    rig.change(event, **changes, wait=2)
     assert (rig.answers(), len(rig.imds.posts)) == ([answer], 1)
 
 
@@ -190,8 +180,7 @@ def test_an_event_that_starts_after_a_failed_post_was_approved_unless_imds_refus
     rig: ListenerRig, answer: ImdsError | int, outcome: str, reason: str, restarts: bool
 ) -> None:
     event = post(rig, answer, restarts=restarts)
-    rig.imds.change(event, EventStatus="Started")
-    rig.run(3)
+    rig.change(event, EventStatus="Started", wait=3)
     assert (rig.answers(), len(rig.imds.posts)) == ([(outcome, reason)], 1)
 
 
@@ -204,8 +193,7 @@ def test_a_refused_post_says_nothing_of_an_earlier_one_whose_answer_was_lost(
     event = post(rig, LOST, *[429] * 9, restarts=restarts)
     rig.run(2)
     assert len(rig.imds.posts) > 1
-    rig.imds.change(event, EventStatus="Started")
-    rig.run(3)
+    rig.change(event, EventStatus="Started", wait=3)
     assert rig.answers() == [("Accepted", "not_recorded")]
 
 
@@ -221,8 +209,7 @@ def test_an_event_may_be_approved_whose_post_is_refused_after_one_without_an_ans
 
 def test_a_receipt_names_the_type_and_the_vms_of_an_event_that_is_known(rig: ListenerRig) -> None:
     event = rig.announce()
-    rig.send(event, id="late", ExpiresAt="2020-01-01T00:00:00Z")
-    rig.run(2)
+    rig.send(event, id="late", ExpiresAt="2020-01-01T00:00:00Z", wait=2)
     data = only(rig.receipts())["data"]
     assert (data["Reason"], data["EventType"], data["Resources"]) == ("expired", "Reboot", ["web-0"])
 
@@ -232,8 +219,7 @@ def test_a_command_that_is_denied_does_not_depend_on_the_post_of_an_auto_rule(
 ) -> None:
     rig = make_listener(policy={"allow": [{"event_type": ["Freeze"]}]}, auto=[{}])
     event = rig.imds.schedule()
-    rig.send(event)
-    rig.run()
+    rig.send(event, wait=0)
     assert rig.imds.approved == [event]
     assert [line for line in rig.journal if line.startswith("commit intent")] == [
         f"commit intent {event.lower()}"
@@ -257,8 +243,7 @@ def test_a_command_waits_until_imds_answers_well_again(
 ) -> None:
     event = rig.imds.schedule()
     rig.imds.fail(fault, methods=[method])
-    rig.send(event)
-    rig.run(10)
+    rig.send(event, wait=10)
     assert rig.receipts() == []
     assert rig.listener.status().last_error
     rig.imds.restore()
@@ -270,18 +255,15 @@ def test_a_command_waits_until_imds_answers_well_again(
 
 def test_a_document_that_is_not_one_is_a_failure_of_imds(rig: ListenerRig) -> None:
     rig.imds.serve(b"<html>")
-    rig.send("E-1")
-    rig.run(2)
+    rig.send("E-1", wait=2)
     assert rig.receipts() == []
-    rig.imds.schedule(event_id="E-1")
-    rig.run(2)
+    rig.announce(event_id="E-1", wait=2)
     assert rig.reasons() == ["approved"]
 
 
 def test_imds_is_left_alone_for_as_long_as_it_asks(rig: ListenerRig) -> None:
     rig.imds.fail(ImdsError("busy", status=429, retry_after_seconds=20.0), methods=["document"], count=1)
-    rig.send(rig.imds.schedule())
-    rig.run(19)
+    rig.send(rig.imds.schedule(), wait=19)
     assert rig.imds.asked() == 1
     rig.run(2)
     assert rig.reasons() == ["approved"]
@@ -299,8 +281,7 @@ def test_while_imds_fails_a_command_waits_until_it_expires_and_is_answered_by_wh
     rig: ListenerRig, method: str, status: int, answer: tuple[str, str], detail: str
 ) -> None:
     rig.imds.fail(status, methods=[method])
-    rig.send(rig.imds.schedule(), ExpiresAt=rig.in_seconds(60))
-    rig.run(59)
+    rig.send(rig.imds.schedule(), ExpiresAt=rig.in_seconds(60), wait=59)
     assert rig.receipts() == []
     rig.run(3)
     assert rig.answers() == [answer]
@@ -321,8 +302,7 @@ def test_a_command_that_never_expires_waits_for_imds_for_ten_minutes(
 ) -> None:
     rig.imds.fail(500, methods=[method])
     rig.restart()
-    rig.send(rig.imds.schedule())
-    rig.run(IMDS_WAIT_SECONDS - 1)
+    rig.send(rig.imds.schedule(), wait=IMDS_WAIT_SECONDS - 1)
     assert rig.receipts() == []
     rig.run(2)
     assert rig.reasons() == [reason]
@@ -346,8 +326,7 @@ def test_an_auto_rule_does_not_give_up_while_imds_refuses_and_the_event_stays(
 ) -> None:
     rig = make_listener(auto=[{}])
     rig.imds.fail(500, methods=["approve"])
-    event = rig.imds.schedule()
-    rig.run(IMDS_WAIT_SECONDS + 60)
+    event = rig.announce(wait=IMDS_WAIT_SECONDS + 60)
     assert rig.receipts() == []
     rig.imds.restore()
     rig.run(3)
@@ -403,12 +382,10 @@ def test_events_whose_posts_fail_delay_a_valid_one_by_at_most_a_second(
 ) -> None:
     for _ in range(count):
         rig.imds.bad[rig.imds.schedule()] = failing(rig, answer)
-    rig.send(*rig.imds.bad, id="bad")
-    rig.run(5)
+    rig.send(*rig.imds.bad, id="bad", wait=5)
     for number in range(5):
         event = rig.imds.schedule()
-        rig.send(event, id=f"c{number}")
-        rig.run(1.5)
+        rig.send(event, id=f"c{number}", wait=1.5)
         assert rig.reasons(f"c{number}") == ["approved"]
     if answer != 400:
         assert rig.receipts("bad") == []
@@ -422,8 +399,7 @@ def test_valid_events_beside_a_failing_one_are_approved_alone_once_their_joint_p
 ) -> None:
     events = [rig.imds.schedule() for _ in range(5)]
     rig.imds.bad[events[0]] = failing(rig, 500)
-    rig.send(*events)
-    rig.run(6)
+    rig.send(*events, wait=6)
     assert [len(post) for post in rig.imds.posts][:2] == [5, 1]
     assert rig.imds.approved == events[1:]
 
@@ -432,15 +408,13 @@ def test_a_post_that_hangs_delays_others_by_its_limit_once(rig: ListenerRig) -> 
     event, other = rig.imds.schedule(), rig.imds.schedule()
     rig.imds.bad[event] = failing(rig, "no answer")
     began = rig.clock.monotonic()
-    rig.send(event, other)
-    rig.run(2)
+    rig.send(event, other, wait=2)
     assert rig.imds.approved == [other]
     assert rig.clock.monotonic() - began < 15
     for number in range(10):
         began = rig.clock.monotonic()
         late = rig.imds.schedule()
-        rig.send(late, id=f"c{number}")
-        rig.run(1)
+        rig.send(late, id=f"c{number}", wait=1)
         assert rig.reasons(f"c{number}") == ["approved"]
         assert rig.clock.monotonic() - began <= 12
 
@@ -448,8 +422,7 @@ def test_a_post_that_hangs_delays_others_by_its_limit_once(rig: ListenerRig) -> 
 def test_a_429_pauses_all_and_the_events_stay_together(rig: ListenerRig) -> None:
     events = [rig.imds.schedule() for _ in range(3)]
     rig.imds.fail(ImdsError("busy", status=429, retry_after_seconds=5.0), methods=["approve"], count=1)
-    rig.send(*events)
-    rig.run(4.5)
+    rig.send(*events, wait=4.5)
     assert len(rig.imds.posts) == 1
     rig.run(2)
     assert rig.imds.approved == events
@@ -458,8 +431,7 @@ def test_a_429_pauses_all_and_the_events_stay_together(rig: ListenerRig) -> None
 def test_the_error_of_an_event_that_has_gone_is_shown_no_more(rig: ListenerRig) -> None:
     event = rig.imds.schedule()
     rig.imds.bad[event] = failing(rig, 500)
-    rig.send(event)
-    rig.run(2)
+    rig.send(event, wait=2)
     assert rig.listener.status().last_error == "answered 500"
-    rig.remove(event, 2)
+    rig.remove(event, wait=2)
     assert rig.listener.status().last_error is None

@@ -46,11 +46,10 @@ def notice(rig: ListenerRig, seconds: float) -> str:
 def test_every_vm_prepares_for_an_event_of_several_and_none_approves_it(
     rig: ListenerRig, event_type: str
 ) -> None:
-    event = rig.imds.schedule("web-1", "WEB-0", EventType=event_type)
-    rig.run(2)
+    event = rig.announce("web-1", "WEB-0", EventType=event_type, wait=2)
     assert len(rig.machine.running) == 1
     rig.clock.advance(7)
-    rig.end_programs(60)
+    rig.end_programs(wait=60)
     prepared = only(rig.prepared())
     data = prepared["data"]
     assert (prepared["subject"], prepared["correlationid"], prepared["partitionkey"]) == (event,) * 3
@@ -63,9 +62,8 @@ def test_every_vm_prepares_for_an_event_of_several_and_none_approves_it(
 
 @pytest.mark.parametrize("resources", [["web-0", ""], ["web-0", None], ["web-0", 7]])
 def test_resources_that_cannot_be_read_may_be_other_vms(rig: ListenerRig, resources: list[Any]) -> None:
-    rig.imds.schedule(Resources=resources)
-    rig.run(2)
-    rig.end_programs(5)
+    rig.announce(Resources=resources, wait=2)
+    rig.end_programs(wait=5)
     assert (rig.imds.posts, len(rig.prepared())) == ([], 1)
 
 
@@ -73,10 +71,9 @@ def test_a_command_approves_a_prepared_event_of_several_vms_and_one_whose_progra
     rig: ListenerRig,
 ) -> None:
     for result, detail in ((0, ""), (None, "its program had not ended"), (3, "its program had failed")):
-        event = rig.imds.schedule("web-0", "web-1")
-        rig.run(1)
+        event = rig.announce("web-0", "web-1", wait=1)
         if result is not None:
-            rig.end_programs(2, code=result)
+            rig.end_programs(wait=2, code=result)
         assert rig.decide(event, id=f"c{result}")["Detail"] == detail
         rig.end_programs()
     assert len(rig.imds.approved) == 3
@@ -90,8 +87,7 @@ def test_a_prepared_event_that_changes_is_so_as_it_is_and_one_that_shrinks_to_th
     rig: ListenerRig, change: dict[str, Any]
 ) -> None:
     event = rig.prepare("web-0", "web-1")
-    rig.imds.change(event, **change)
-    rig.run(3)
+    rig.change(event, **change, wait=3)
     assert (len(rig.machine.runs), len({one["id"] for one in rig.prepared()})) == (1, 2)
     assert rig.imds.approved == ([event] if "Resources" in change else [])
 
@@ -101,16 +97,14 @@ def test_a_prepared_event_that_changes_is_so_as_it_is_and_one_that_shrinks_to_th
 
 def test_the_first_rule_in_the_file_decides_also_where_it_only_prepares(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"run": [DRAIN], "group": True}, {"group": True}])
-    rig.imds.schedule("web-0", "web-1")
-    rig.run(2)
-    rig.end_programs(60)
+    rig.announce("web-0", "web-1", wait=2)
+    rig.end_programs(wait=60)
     assert (rig.imds.posts, len(rig.prepared())) == ([], 1)
 
 
 def test_the_first_rule_decides_although_a_later_one_waits_less(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"group": True}, {"event_type": ["Reboot"], "group": True, "max_unavailable": 5}])
-    event = rig.imds.schedule("web-1", "web-0")
-    rig.run(8)
+    event = rig.announce("web-1", "web-0", wait=8)
     assert rig.imds.posts == []
     rig.run(5)
     assert rig.imds.approved == [event]
@@ -120,8 +114,7 @@ def test_the_rule_that_began_decides_until_its_program_has_ended_and_a_result_co
     make_rig: MakeListener,
 ) -> None:
     rig = make_rig(auto=[{"run": [FIRST], "min_notice_seconds": 60}, {"run": [SECOND]}])
-    event = rig.imds.schedule(NotBefore=notice(rig, 90))
-    rig.run(40)
+    event = rig.announce(NotBefore=notice(rig, 90), wait=40)
     assert [run.command for run in rig.machine.runs] == [(FIRST,)]
     rig.end_programs()
     assert ([run.command for run in rig.machine.runs], rig.imds.posts) == ([(FIRST,), (SECOND,)], [])
@@ -131,9 +124,8 @@ def test_the_rule_that_began_decides_until_its_program_has_ended_and_a_result_co
 
 def test_a_failure_of_one_rules_program_does_not_decide_for_the_next_rule(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"run": [FIRST], "min_notice_seconds": 60}, {"run": [SECOND]}])
-    event = rig.imds.schedule(NotBefore=notice(rig, 90))
-    rig.run(28)
-    rig.end_programs(4, code=1)
+    event = rig.announce(NotBefore=notice(rig, 90), wait=28)
+    rig.end_programs(wait=4, code=1)
     assert rig.imds.posts == []
     rig.end_programs()
     assert ([run.command for run in rig.machine.runs], rig.imds.approved) == (
@@ -176,11 +168,10 @@ def test_what_a_rule_leaves_alone_has_its_reason_in_the_status_and_once_in_the_l
 def test_programs_wait_for_their_turn_and_say_behind_whom(make_rig: MakeListener) -> None:
     rig = make_rig(max_unavailable=1)
     first = rig.imds.schedule("web-3", NotBefore=notice(rig, 600))
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
-    rig.run(20)
+    own = rig.announce("web-0", NotBefore=notice(rig, 900), wait=20)
     assert rig.machine.runs == []
     assert rig.why(own) == "waits for its turn behind web-3 (Reboot, in 10 min)"
-    rig.remove(first, 4)
+    rig.remove(first, wait=4)
     assert (rig.machine.runs, rig.why(own)) == ([], "settling")
     rig.run(3)
     assert len(rig.machine.running) == 1
@@ -193,12 +184,11 @@ def test_at_the_deadline_a_program_starts_without_a_turn_but_nothing_is_approved
 ) -> None:
     rig = make_rig(max_unavailable=1)
     rig.imds.schedule("web-3", EventStatus="Started", NotBefore="")
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 100))
-    rig.run(28)
+    own = rig.announce("web-0", NotBefore=notice(rig, 100), wait=28)
     assert rig.machine.runs == []
     rig.run(5)
     assert len(rig.machine.running) == 1
-    rig.end_programs(10)
+    rig.end_programs(wait=10)
     assert rig.imds.posts == []
     assert rig.why(own).startswith("prepared, waits for its turn behind web-3 (Reboot")
 
@@ -207,20 +197,18 @@ def test_an_event_with_a_turn_is_not_approved_beside_one_that_is_past_its_deadli
     make_rig: MakeListener,
 ) -> None:
     rig = make_rig(max_unavailable=1)
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
-    rig.run(7)
+    own = rig.announce("web-0", NotBefore=notice(rig, 900), wait=7)
     late = rig.imds.schedule("web-3", NotBefore=notice(rig, 60))
-    rig.end_programs(10)
+    rig.end_programs(wait=10)
     assert rig.imds.posts == []
     assert rig.why(own).startswith("prepared, approval waits behind web-3")
-    rig.remove(late, 2)
+    rig.remove(late, wait=2)
     assert rig.imds.approved == [own]
 
 
 def test_a_turn_is_kept_over_a_restart(make_rig: MakeListener) -> None:
     rig = make_rig(max_unavailable=1)
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
-    rig.run(7)
+    own = rig.announce("web-0", NotBefore=notice(rig, 900), wait=7)
     rig.imds.schedule("web-3", NotBefore=notice(rig, 300))
     rig.restart()
     rig.machine.runs.clear()
@@ -236,15 +224,12 @@ def test_a_turn_of_another_vm_counts_for_five_minutes_after_a_reset_has_lost_its
 ) -> None:
     rig = make_rig(max_unavailable=1)
     rig.imds.incarnation = 100
-    other = rig.imds.schedule("web-3", NotBefore=notice(rig, 3600))
-    rig.run(7)
-    rig.imds.change(other, EventStatus=status)
-    rig.run(2)
+    other = rig.announce("web-3", NotBefore=notice(rig, 3600), wait=7)
+    rig.change(other, EventStatus=status, wait=2)
     rig.imds.incarnation = 0
     rig.imds.show()
     rig.run(2)
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
-    rig.run(290)
+    own = rig.announce("web-0", NotBefore=notice(rig, 900), wait=290)
     assert (rig.machine.runs, "waits for its turn behind web-3" in rig.why(own)) == ([], True)
     rig.run(20)
     assert len(rig.machine.running) == 1
@@ -270,18 +255,16 @@ def test_a_terminate_neither_waits_nor_counts(make_rig: MakeListener) -> None:
 def test_a_rule_without_a_program_waits_for_its_turn_without_a_deadline(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"max_unavailable": 1}])
     first = rig.imds.schedule("web-3", NotBefore=notice(rig, 60))
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 90))
-    rig.run(85)
+    own = rig.announce("web-0", NotBefore=notice(rig, 90), wait=85)
     assert rig.imds.posts == []
-    rig.remove(first, 7)
+    rig.remove(first, wait=7)
     assert rig.imds.approved == [own]
 
 
 def test_a_command_passes_by_the_turns(make_rig: MakeListener) -> None:
     rig = make_rig(max_unavailable=1)
     rig.imds.schedule("web-3", NotBefore=notice(rig, 600))
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
-    rig.run(2)
+    own = rig.announce("web-0", NotBefore=notice(rig, 900), wait=2)
     data = rig.decide(own)
     assert (data["Reason"], data["Detail"]) == ("approved", "its program had not ended")
 
@@ -296,8 +279,7 @@ def test_an_event_that_starts_unprepared_is_counted_and_logged_once(
     event = rig.announce("web-0", "web-1")
     if code is not None:
         rig.machine.finish(code=code)
-    rig.imds.change(event, EventStatus="Started", NotBefore="")
-    rig.run(10)
+    rig.change(event, EventStatus="Started", NotBefore="", wait=10)
     is_prepared = code == 0
     assert rig.programs["unprepared"] == (not is_prepared)
     assert sum("has started unprepared" in line for line in caplog.messages) == (not is_prepared)
@@ -306,7 +288,7 @@ def test_an_event_that_starts_unprepared_is_counted_and_logged_once(
 
 def test_what_a_program_has_prepared_is_committed_with_its_record_before_any_post(rig: ListenerRig) -> None:
     rig.announce()
-    rig.end_programs(1)
+    rig.end_programs(wait=1)
     prepared = only(rig.prepared())
     assert json.dumps(prepared)
     assert prepared["reporter"] == "web-0/listen"
@@ -316,6 +298,5 @@ def test_what_a_program_has_prepared_is_committed_with_its_record_before_any_pos
 def test_a_dry_run_prepares_nothing(make_rig: MakeListener) -> None:
     rig = make_rig(dry_run=True, max_unavailable=1)
     rig.imds.schedule("web-0", "web-1")
-    rig.imds.schedule()
-    rig.run(20)
+    rig.announce(wait=20)
     assert (rig.machine.runs, rig.prepared(), rig.imds.posts) == ([], [], [])

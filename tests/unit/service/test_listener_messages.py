@@ -41,8 +41,7 @@ def test_a_command_for_another_vm_goes_back_to_a_shared_queue_for_ten_minutes(
     rig: ListenerRig, given: dict[str, Any]
 ) -> None:
     event = rig.imds.schedule("web-1")
-    rig.send(event, **given)
-    rig.run(PASS_ON_SECONDS - 1)
+    rig.send(event, **given, wait=PASS_ON_SECONDS - 1)
     waiting = only(rig.queue.messages)
     assert waiting.locked_by is None
     assert rig.receipts() == []
@@ -66,27 +65,23 @@ def test_a_wrong_clock_neither_takes_a_command_from_another_vm_nor_passes_it_on_
 def test_a_command_for_another_vm_goes_back_while_imds_does_not_answer(rig: ListenerRig) -> None:
     rig.run()
     rig.imds.fail(500, methods=["document"])
-    rig.send("E-1", Vm="web-1")
-    rig.run()
+    rig.send("E-1", Vm="web-1", wait=0)
     waiting = only(rig.queue.messages)
     assert waiting.locked_by is None
 
 
 def test_what_is_left_of_a_command_goes_back_only_if_nothing_of_it_is_decided(rig: ListenerRig) -> None:
     own, other = rig.imds.schedule(), rig.imds.schedule("web-1")
-    rig.send(own, other)
-    rig.run()
+    rig.send(own, other, wait=0)
     assert sorted(rig.reasons()) == ["approved", "other_vm"]
     assert len(rig.queue.completed) == 1
 
 
 def test_a_command_goes_back_no_more_once_one_of_its_events_is_decided(make_listener: MakeListener) -> None:
     rig = make_listener(grace_seconds=60)
-    rig.send(rig.imds.schedule(), "LATE")
-    rig.run(5)
+    rig.send(rig.imds.schedule(), "LATE", wait=5)
     assert rig.reasons() == ["approved"]
-    rig.imds.schedule("web-1", event_id="LATE")
-    rig.run(2)
+    rig.announce("web-1", event_id="LATE", wait=2)
     assert rig.reasons() == ["approved", "other_vm"]
     assert len(rig.queue.completed) == 1
 
@@ -99,13 +94,11 @@ def test_an_allowed_command_goes_back_if_its_event_moves_to_another_vm_before_th
     for number, event in enumerate(
         events
     ):  # the third has to wait: it is the fourth call of IMDS within a second
-        rig.send(event, id=f"c{number}")
-        rig.run()
+        rig.send(event, id=f"c{number}", wait=0)
     if was_posted:
         rig.imds.fail(429, methods=["approve"])
         rig.run(1)
-    rig.imds.change(event, Resources=["web-1"])
-    rig.run(3)
+    rig.change(event, Resources=["web-1"], wait=3)
     assert len(rig.imds.posts) == 2 + was_posted
     assert rig.reasons("c2") == (["other_vm"] if was_posted else [])
     assert len(rig.queue.messages) == (not was_posted)
@@ -298,15 +291,13 @@ def test_of_many_repeats_of_a_decided_command_ten_a_minute_get_its_receipt(
     assert len(rig.queue.completed) == 31
     rig.run(61)
     assert "came again without a receipt" in caplog.text
-    rig.send(event, id="c")
-    rig.run()
+    rig.send(event, id="c", wait=0)
     assert len(rig.receipts("c")) == 12
     assert len(rig.imds.posts) == 1
 
 
 def test_at_the_stop_a_waiting_command_is_abandoned(rig: ListenerRig) -> None:
-    rig.send("unknown")
-    rig.run()
+    rig.send("unknown", wait=0)
     rig.finish()
     waiting = only(rig.queue.messages)
     assert waiting.locked_by is None
@@ -328,8 +319,7 @@ def test_many_commands_that_wait_for_their_events_do_not_hold_up_the_queue(
     rig.run(2)
     assert len(rig.queue.messages) == MAX_WAITING
     assert set(rig.reasons()) == {"unknown_event"}
-    rig.imds.schedule(event_id=f"unknown-{3 * MAX_WAITING - 1}")
-    rig.run(1)
+    rig.announce(event_id=f"unknown-{3 * MAX_WAITING - 1}", wait=1)
     assert rig.reasons(f"w{3 * MAX_WAITING - 1}") == ["approved"]
 
 
@@ -357,8 +347,7 @@ def test_a_command_is_not_cut_short_by_a_document_from_before_it(make_listener: 
         rig.send("E-2", id=f"w{number}")
     rig.run()
     assert len(rig.queue.messages) == 2 * MAX_WAITING
-    rig.imds.schedule(event_id="E-2")
-    rig.run(1)
+    rig.announce(event_id="E-2", wait=1)
     assert set(rig.reasons()) == {"approved"}
 
 
@@ -379,8 +368,7 @@ def test_of_many_rejected_commands_a_hundred_a_minute_have_receipts_and_the_othe
     data = rig.receipts()[-1]["data"]
     assert (data["Reason"], data["Count"]) == ("unknown_event", 50)
     assert "commands were rejected without a receipt" in caplog.text
-    rig.send("unknown", id="later")
-    rig.run(1)
+    rig.send("unknown", id="later", wait=1)
     assert rig.reasons("later") == ["unknown_event"]
 
 
@@ -396,11 +384,9 @@ def test_the_log_at_debug_level_says_why_a_command_is_not_decided(
     rig: ListenerRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
-        rig.send("late", id="c1")
-        rig.run(1)
+        rig.send("late", id="c1", wait=1)
         rig.imds.fail(429, methods=["approve", "document"])
-        rig.send(rig.imds.schedule(), id="c2")
-        rig.run(5)
+        rig.send(rig.imds.schedule(), id="c2", wait=5)
     text = caplog.text
     assert "command c1 for late waits: the document does not have the event yet" in text
     assert "command c2" in text

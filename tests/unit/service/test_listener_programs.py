@@ -48,10 +48,9 @@ def notice(rig: ListenerRig, seconds: float) -> str:
 
 
 def test_an_event_is_approved_once_its_program_has_ended_with_0(rig: ListenerRig) -> None:
-    event = rig.imds.schedule()
-    rig.run(5)
+    event = rig.announce(wait=5)
     assert (rig.imds.posts, rig.receipts(), len(rig.machine.runs)) == ([], [], 1)
-    rig.end_programs(5)
+    rig.end_programs(wait=5)
     assert rig.imds.approved == [event]
     assert reasons(rig) == [("Accepted", "approved", "an auto rule")]
     assert (len(rig.machine.runs), len(rig.prepared())) == (1, 1)
@@ -93,7 +92,7 @@ def test_after_any_other_end_there_is_a_receipt_with_the_reason_and_the_program_
     assert (rig.imds.posts, rig.prepared(), rig.programs) == ([], [], {"failed": 3})
     assert only(rig.listener.status().auto or ()).NeedsPerson
     rig.restart()
-    rig.end_programs(1)
+    rig.end_programs(wait=1)
     rig.end_programs()
     assert (rig.reasons(), rig.imds.approved) == (["not_prepared", "approved"], [event])
 
@@ -113,19 +112,16 @@ def test_a_program_starts_at_once_and_has_its_whole_time_however_short_the_notic
     rig: ListenerRig, event_type: str, seconds: float | None
 ) -> None:
     not_before = "" if seconds is None else notice(rig, seconds)
-    event = rig.imds.schedule(EventType=event_type, NotBefore=not_before)
-    rig.run(1)
+    event = rig.announce(EventType=event_type, NotBefore=not_before, wait=1)
     assert [run.timeout_seconds for run in rig.machine.runs] == [600]
-    rig.imds.change(event, EventStatus="Started", NotBefore="")
-    rig.run(20)
+    rig.change(event, EventStatus="Started", NotBefore="", wait=20)
     rig.end_programs()
     assert (rig.machine.asked_to_end, rig.receipts(), rig.prepared(), rig.imds.posts) == ([], [], [], [])
     assert rig.programs == {"succeeded": 1, "unprepared": 1}
 
 
 def test_no_program_starts_for_an_event_that_is_first_seen_started(rig: ListenerRig) -> None:
-    rig.imds.schedule(EventStatus="Started", NotBefore="")
-    rig.run(5)
+    rig.announce(EventStatus="Started", NotBefore="", wait=5)
     assert rig.machine.runs == []
 
 
@@ -144,8 +140,7 @@ def test_a_change_that_leaves_the_event_this_vms_ends_no_program_and_its_result_
 ) -> None:
     rig = make_rig(group=True)
     event = rig.announce()
-    rig.imds.change(event, **change)
-    rig.run(5)
+    rig.change(event, **change, wait=5)
     assert (len(rig.machine.runs), rig.machine.asked_to_end) == (1, [])
     rig.end_programs()
     assert (len(rig.machine.runs), len(rig.prepared())) == (1, 1)
@@ -155,32 +150,29 @@ def test_a_change_that_leaves_the_event_this_vms_ends_no_program_and_its_result_
 def test_a_program_of_an_event_that_becomes_another_is_ended_and_runs_again(rig: ListenerRig) -> None:
     event = rig.announce()
     rig.machine.is_slow_to_end = True
-    rig.imds.change(event, EventType="Redeploy")
-    rig.run(5)
+    rig.change(event, EventType="Redeploy", wait=5)
     assert len(rig.machine.runs) == len(rig.machine.asked_to_end) == 1
-    rig.end_programs(1)
+    rig.end_programs(wait=1)
     assert (len(rig.machine.runs), rig.imds.posts, rig.prepared()) == (2, [], [])
-    rig.end_programs(1)
+    rig.end_programs(wait=1)
     assert rig.imds.posts == [(event,)]
 
 
 def leave_and_return(rig: ListenerRig, event: str) -> None:
     events = rig.imds.events
-    rig.remove(event, 3)
+    rig.remove(event, wait=3)
     rig.imds.show(*events)
 
 
 def start_and_return(rig: ListenerRig, event: str) -> None:
     events = rig.imds.events
-    rig.imds.change(event, EventStatus="Started", NotBefore="")
-    rig.run(3)
-    rig.remove(event, 3)
+    rig.change(event, EventStatus="Started", NotBefore="", wait=3)
+    rig.remove(event, wait=3)
     rig.imds.show(*events)
 
 
 def start_and_be_scheduled_again(rig: ListenerRig, event: str) -> None:
-    rig.imds.change(event, EventStatus="Started")
-    rig.run(3)
+    rig.change(event, EventStatus="Started", wait=3)
     rig.imds.change(event, EventStatus="Scheduled")
 
 
@@ -198,7 +190,7 @@ def return_during_a_restart(rig: ListenerRig, _event: str) -> None:
 
 
 def return_later(rig: ListenerRig, event: str) -> None:
-    rig.remove(event, 3)
+    rig.remove(event, wait=3)
     rig.imds.schedule(event_id=event, NotBefore="Tue, 20 Jan 2037 22:26:58 GMT")
 
 
@@ -283,7 +275,7 @@ def test_a_post_without_an_outcome_is_answered_for_the_event_as_it_was_and_repea
 ) -> None:
     rig.imds.fail(500, methods=["approve"], count=1)
     event = rig.announce()
-    rig.end_programs(1)
+    rig.end_programs(wait=1)
     change_in_place(rig, event)
     rig.run(10)
     assert rig.reasons() == ["unknown_outcome", "approved"]
@@ -293,7 +285,7 @@ def test_a_post_without_an_outcome_is_answered_for_the_event_as_it_was_and_repea
 
 def test_a_program_of_an_event_that_has_gone_is_ended(rig: ListenerRig) -> None:
     event = rig.announce()
-    rig.remove(event, 2)
+    rig.remove(event, wait=2)
     assert len(rig.machine.ended) == 1
     assert rig.receipts() == []
 
@@ -322,7 +314,7 @@ def test_a_program_may_take_longer_than_commands_wait_for_imds(
     if fails:
         rig.imds.fail(429, methods=[fails])
     rig.run(700)
-    rig.end_programs(5)
+    rig.end_programs(wait=5)
     rig.imds.restore()
     rig.run(60)
     assert rig.imds.approved == [event]
@@ -331,9 +323,8 @@ def test_a_program_may_take_longer_than_commands_wait_for_imds(
 
 def test_a_rule_has_to_match_also_when_its_program_has_ended(make_rig: MakeListener) -> None:
     rig = make_rig(min_notice_seconds=60)
-    rig.imds.schedule(NotBefore=notice(rig, 100))
-    rig.run(45)
-    rig.end_programs(5)
+    rig.announce(NotBefore=notice(rig, 100), wait=45)
+    rig.end_programs(wait=5)
     assert len(rig.machine.runs) == 1
     assert (rig.imds.posts, rig.receipts()) == ([], [])
 
@@ -341,11 +332,10 @@ def test_a_rule_has_to_match_also_when_its_program_has_ended(make_rig: MakeListe
 def test_an_approval_that_falls_to_another_rule_waits_for_its_program(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"min_notice_seconds": 60}, {"run": [DRAIN]}])
     rig.imds.fail(429, methods=["approve"])
-    event = rig.imds.schedule(NotBefore=notice(rig, 65))
-    rig.run(10)
+    event = rig.announce(NotBefore=notice(rig, 65), wait=10)
     assert len(rig.machine.runs) == 1
     rig.imds.restore()
     rig.run(5)
     assert rig.imds.approved == []
-    rig.end_programs(5)
+    rig.end_programs(wait=5)
     assert rig.imds.approved == [event]

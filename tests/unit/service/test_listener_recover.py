@@ -68,15 +68,14 @@ def restart(rig: ListenerRig, *rules: dict[str, Any], **more: Any) -> None:
 
 def test_recover_runs_once_the_event_is_over_and_is_published(rig: ListenerRig) -> None:
     event = rig.prepare()
-    rig.imds.change(event, EventStatus="Started", NotBefore="")
-    rig.run(30)
+    rig.change(event, EventStatus="Started", NotBefore="", wait=30)
     assert rig.machine.names == [DRAIN]
     assert out_of_work(rig)[0].Why == f"until Reboot {event} is over"
-    rig.remove(event, 1)
+    rig.remove(event, wait=1)
     assert rig.machine.names == [DRAIN, RECOVER]
     data = rig.machine.runs[1].data
     assert (data["EventId"], data["EventStatus"], data["VmRebooted"]) == (event, "Ended", False)
-    rig.end_programs(1)
+    rig.end_programs(wait=1)
     recovered = only(told(rig, "recovered"))
     assert (recovered["EventId"], recovered["EventType"], out_of_work(rig)) == (event, "Reboot", [])
     rig.restart()
@@ -91,9 +90,9 @@ def test_what_is_owed_is_committed_before_the_program_starts_and_forgotten_with_
     owed: list[Any] = []
     rig.machine.on_start = lambda _: owed.append(rig.outbox.record(STATE, OWED))
     event = rig.prepare()
-    rig.remove(event, 1)
+    rig.remove(event, wait=1)
     assert [[one["keys"] for one in each] for each in owed] == [[[event.lower()]], [[]]]
-    rig.end_programs(1)
+    rig.end_programs(wait=1)
     assert (rig.outbox.record(STATE, OWED), len(told(rig, "recovered"))) == ([], 1)
 
 
@@ -102,10 +101,10 @@ def test_an_event_that_leaves_in_the_middle_of_the_program_recovers_after_the_pr
 ) -> None:
     rig.machine.is_slow_to_end = True
     event = rig.announce()
-    rig.remove(event, 4)
+    rig.remove(event, wait=4)
     assert (rig.machine.names, len(rig.machine.asked_to_end)) == ([DRAIN], 1)
     assert out_of_work(rig)[0].Why == f"until {DRAIN} has ended"
-    rig.end_programs(1)
+    rig.end_programs(wait=1)
     assert rig.machine.names == [DRAIN, RECOVER]
 
 
@@ -114,11 +113,9 @@ def test_recover_waits_for_the_last_event_whatever_has_become_of_it(make_rig: Ma
     first, second = rig.prepare(), rig.prepare()
     rig.imds.remove(first)
     for change in ({"DurationInSeconds": 90}, {"Resources": ["web-0", None]}, {"EventStatus": "Odd"}):
-        rig.imds.change(second, **change)
-        rig.run(5)
+        rig.change(second, **change, wait=5)
         assert rig.machine.names == [DRAIN, DRAIN]
-    rig.imds.change(second, Resources=["web-1"])
-    rig.run(2)
+    rig.change(second, Resources=["web-1"], wait=2)
     assert rig.machine.names == [DRAIN, DRAIN, RECOVER]
 
 
@@ -143,8 +140,7 @@ def test_what_cannot_be_read_is_not_absent(rig: ListenerRig) -> None:
 
 
 def test_an_entry_that_cannot_be_read_holds_nothing_that_came_after_it(rig: ListenerRig) -> None:
-    rig.imds.schedule("web-9")
-    rig.run(1)
+    rig.announce("web-9", wait=1)
     rig.imds.show({"EventId": 7})  # perhaps the event of the other VM
     rig.run(1)
     rig.prepare()
@@ -160,8 +156,7 @@ def test_after_a_reset_in_the_same_boot_an_event_that_had_not_started_may_come_b
 ) -> None:
     rig.imds.incarnation = 100
     event = rig.prepare()
-    rig.imds.change(event, EventStatus=status)
-    rig.run(2)
+    rig.change(event, EventStatus=status, wait=2)
     if boots:
         rig.boot_id = "another"
         rig.restart()
@@ -169,7 +164,7 @@ def test_after_a_reset_in_the_same_boot_an_event_that_had_not_started_may_come_b
     rig.imds.show()
     rig.run(5)
     is_over = boots or status == "Started"
-    assert rig.machine.names == [DRAIN, RECOVER] if is_over else [DRAIN]
+    assert rig.machine.names == ([DRAIN, RECOVER] if is_over else [DRAIN])
     rig.restart()
     rig.run(290)
     assert (RECOVER in rig.machine.names) == is_over
@@ -208,10 +203,10 @@ def test_what_was_prepared_on_a_full_disk_is_put_back_after_a_kill(
 def test_what_recover_puts_back_counts_as_prepared_no_more(rig: ListenerRig) -> None:
     event = rig.prepare()
     shown = rig.imds.events
-    rig.remove(event, 1)
+    rig.remove(event, wait=1)
     rig.imds.show(*shown)
     rig.run(1)
-    rig.end_programs(1)
+    rig.end_programs(wait=1)
     assert rig.machine.names == [DRAIN, RECOVER, DRAIN]
 
 
@@ -221,7 +216,7 @@ def test_recover_is_repeated_with_longer_pauses_and_needs_a_person_until_it_work
     for pause in (0, 5, 10, 20):
         rig.run(pause + 1)
         assert len(rig.machine.running) == 1
-        rig.end_programs(1, code=1)
+        rig.end_programs(wait=1, code=1)
     assert rig.machine.names == [DRAIN] + [RECOVER] * 4
     data = only(told(rig, "outofwork"))
     assert (data["EventId"], data["Reason"], data["Detail"]) == (
@@ -240,9 +235,8 @@ def test_a_new_event_waits_for_recover_unless_it_starts_anyway(
     make_rig: MakeListener, seconds: float
 ) -> None:
     rig = make_rig(run_timeout_seconds=60)
-    rig.remove(rig.prepare(), 1)
-    rig.imds.schedule(NotBefore=rig.in_seconds(seconds))
-    rig.run(5)
+    rig.remove(rig.prepare(), wait=1)
+    rig.announce(NotBefore=rig.in_seconds(seconds), wait=5)
     is_late = seconds < 900
     assert (rig.machine.names, len(rig.machine.ended)) == ([DRAIN, RECOVER] + [DRAIN] * is_late, is_late)
     rig.end_programs()
@@ -256,9 +250,9 @@ def test_what_is_prepared_is_recorded_also_where_its_rule_had_no_recover_then(ma
     restart(rig, RULE)
     rig.run(2)
     assert (rig.machine.names, out_of_work(rig)[0].Why) == ([DRAIN], f"until Reboot {first} is over")
-    rig.remove(rig.prepare(), 5)
+    rig.remove(rig.prepare(), wait=5)
     assert rig.machine.names == [DRAIN, DRAIN]
-    rig.remove(first, 1)
+    rig.remove(first, wait=1)
     assert rig.machine.names == [DRAIN, DRAIN, RECOVER]
 
 
@@ -278,7 +272,7 @@ def test_what_is_owed_is_paid_also_where_the_rule_was_changed_or_removed(
     restart(rig, *rules)
     rig.run(2)
     rig.end_programs()
-    rig.remove(event, 2)
+    rig.remove(event, wait=2)
     assert rig.machine.names[-1] == expected
     rig.end_programs()
     assert out_of_work(rig) == []
@@ -291,8 +285,8 @@ def test_rules_with_the_same_recover_share_it(make_listener: MakeListener) -> No
     ]
     rig = make_listener(policy={}, auto=rules)
     first, second = rig.prepare(), rig.prepare(EventType="Preempt")
-    rig.remove(first, 2)
-    rig.remove(second, 2)
+    rig.remove(first, wait=2)
+    rig.remove(second, wait=2)
     assert rig.machine.names == [DRAIN, NEW, RECOVER]
 
 
@@ -319,15 +313,15 @@ def test_a_person_decides_with_the_command_what_becomes_of_it(rig: ListenerRig, 
     clone(rig)
     rig.outbox.commit([], records={(STATE, REQUEST): request_})
     rig.run(2)
-    rig.end_programs(30)
+    rig.end_programs(wait=30)
     assert rig.machine.names == [DRAIN] + [RECOVER] * (request_ == "try")
     data = only(told(rig, "recovered"))
     assert (out_of_work(rig), data["DurationSeconds"] is None) == ([], request_ == "done")
 
 
 def test_a_request_ends_the_pause_and_what_a_person_did_is_forgotten_as_prepared(rig: ListenerRig) -> None:
-    rig.remove(rig.prepare(), 1)
-    rig.end_programs(1, code=1)
+    rig.remove(rig.prepare(), wait=1)
+    rig.end_programs(wait=1, code=1)
     rig.outbox.commit([], records={(STATE, REQUEST): "try"})
     rig.run(1)
     assert rig.machine.names == [DRAIN, RECOVER, RECOVER]
@@ -338,7 +332,7 @@ def test_a_request_is_not_carried_out_while_an_event_stands_and_not_later(rig: L
     assert out_of_work(rig)[0].IsHeld
     rig.outbox.commit([], records={(STATE, REQUEST): "done"})
     rig.run(5)
-    rig.remove(event, 2)
+    rig.remove(event, wait=2)
     assert rig.machine.names == [DRAIN, RECOVER]
 
 
@@ -361,9 +355,9 @@ def test_where_records_were_lost_every_rule_recovers_once_after_the_events_that_
         [],
         [[event.lower()]] * 2 * recovers,
     )
-    rig.remove(event, 2)
+    rig.remove(event, wait=2)
     assert rig.machine.names == [RECOVER, NEW] * recovers
-    rig.end_programs(8)
+    rig.end_programs(wait=8)
     assert (rig.machine.names, out_of_work(rig)) == ([RECOVER, NEW] * recovers, [])
 
 
@@ -373,7 +367,7 @@ def test_what_the_version_before_had_prepared_is_owed(rig: ListenerRig) -> None:
     rig.outbox.commit([], records={(STAY, event.lower()): stay})
     rig.run(5)
     assert rig.machine.names == []
-    rig.remove(event, 1)
+    rig.remove(event, wait=1)
     assert rig.machine.names == [RECOVER]
 
 
@@ -389,7 +383,7 @@ def test_a_vm_that_is_out_of_work_for_two_hours_without_an_event_is_told_once(
         rig.restart(dry_run=True)
     rig.clock.advance(3 * 3600)  # in which the event stands
     rig.run(2)
-    rig.remove(event, 2)
+    rig.remove(event, wait=2)
     for _ in range(4):
         rig.clock.advance(2400)
         rig.run(2)
@@ -401,7 +395,7 @@ def test_a_vm_that_is_out_of_work_for_two_hours_without_an_event_is_told_once(
 
 
 def test_recover_that_a_stop_has_ended_runs_again_and_counts_as_no_failure(rig: ListenerRig) -> None:
-    rig.remove(rig.prepare(), 1)
+    rig.remove(rig.prepare(), wait=1)
     rig.finish()
     rig.restart()
     rig.run(2)
@@ -422,7 +416,7 @@ def test_a_rule_that_names_an_early_warning_prepares_for_it_and_nobody_approves_
     assert json.loads(rig.machine.runs[0].body)["type"] == "io.imdsbridge.scheduledevent.advised.v1"
     assert [one["EventId"] for one in told(rig, "prepared")] == [key]
     assert rig.imds.posts == []
-    rig.remove(key, 2)
+    rig.remove(key, wait=2)
     assert rig.machine.names == [DRAIN, RECOVER]
 
 
@@ -431,8 +425,7 @@ def test_a_rule_that_does_not_name_an_early_warning_or_only_approves_does_nothin
     make_rig: MakeListener, rule: dict[str, Any]
 ) -> None:
     rig = make_rig(**rule)
-    rig.imds.schedule(**ADVICE)
-    rig.run(3)
+    rig.announce(**ADVICE, wait=3)
     assert (rig.machine.names, rig.imds.posts) == ([], [])
     assert not any("approval" in one["type"] for one in rig.events())
 
@@ -451,7 +444,7 @@ def test_a_rule_that_does_not_name_an_unknown_type_prepares_for_it_and_does_not_
 def test_one_program_for_both_is_told_what_it_is_to_do(make_rig: MakeListener) -> None:
     rig = make_rig(run=[RECOVER], recover=[RECOVER])
     event = rig.prepare()
-    rig.remove(event, 1)
+    rig.remove(event, wait=1)
     assert [run.data["EventStatus"] for run in rig.machine.runs] == ["Scheduled", "Ended"]
 
 
@@ -459,11 +452,10 @@ def test_where_the_boot_is_not_known_recover_is_not_told_that_there_was_one(rig:
     rig.boot_id = ""
     rig.restart()
     event = rig.prepare()
-    rig.imds.change(event, EventStatus="Started")
-    rig.run(2)
+    rig.change(event, EventStatus="Started", wait=2)
     rig.restart()
     rig.run(2)
-    rig.remove(event, 2)
+    rig.remove(event, wait=2)
     assert rig.machine.runs[-1].data["VmRebooted"] is None
 
 
@@ -471,7 +463,7 @@ def test_a_shared_recover_has_the_longest_time_of_its_rules(make_listener: MakeL
     short = {"event_type": ["Preempt"], "run": [NEW], "recover": [RECOVER], "run_timeout_seconds": 25}
     rules = [short, {**RULE, "run_timeout_seconds": 600}]
     rig = make_listener(policy={}, auto=rules)
-    rig.remove(rig.prepare(), 2)
+    rig.remove(rig.prepare(), wait=2)
     assert [run.timeout_seconds for run in rig.machine.runs] == [600, 600]
 
 
@@ -479,12 +471,11 @@ def test_a_rule_that_has_lost_its_recover_owes_the_recorded_one(rig: ListenerRig
     first = rig.prepare()
     restart(rig, {"run": [DRAIN], "group": True})
     rig.run(2)
-    second = rig.imds.schedule()
-    rig.run(1)
-    rig.remove(first, 1)
+    second = rig.announce(wait=1)
+    rig.remove(first, wait=1)
     assert [run.command[0] for run in rig.machine.running] == [DRAIN]
     rig.end_programs()
-    rig.remove(second, 2)
+    rig.remove(second, wait=2)
     assert rig.machine.names == [DRAIN, DRAIN, RECOVER]
 
 
@@ -494,11 +485,9 @@ def test_a_command_that_imds_refuses_ends_no_preparation(make_listener: MakeList
 
     rule = {**RULE, "max_unavailable": 1}
     rig = make_listener(policy={"allow": [{}]}, auto=[rule])
-    event = rig.imds.schedule()
-    rig.run(1)
+    event = rig.announce(wait=1)
     rig.imds.bad[event] = refuse
-    rig.send(event)
-    rig.run(2)
+    rig.send(event, wait=2)
     rig.imds.bad.clear()
     rig.run(60)
     assert rig.machine.names == [DRAIN]
@@ -507,10 +496,8 @@ def test_a_command_that_imds_refuses_ends_no_preparation(make_listener: MakeList
 def test_a_slow_imds_approves_all_the_same(make_listener: MakeListener) -> None:
     rig = make_listener(policy={"allow": [{}]})
     rig.imds.on_read = lambda: rig.clock.advance(0.5)
-    event = rig.imds.schedule()
-    rig.run(5)
-    rig.send(event)
-    rig.run(30)
+    event = rig.announce(wait=5)
+    rig.send(event, wait=30)
     assert len(rig.imds.posts) == 1
 
 
@@ -521,11 +508,9 @@ def test_a_command_without_an_outcome_is_not_answered_while_its_event_may_be_in_
         raise ImdsError("timed out")
 
     rig = make_listener(policy={"allow": [{}]})
-    event = rig.imds.schedule()
-    rig.run(1)
+    event = rig.announce(wait=1)
     rig.imds.bad[event] = hang
-    rig.send(event)
-    rig.run(0.5)
+    rig.send(event, wait=0.5)
     rig.imds.show({"EventId": 7})
     rig.run(2)
     assert rig.receipts() == []
@@ -535,8 +520,7 @@ def test_what_a_file_owes_that_could_not_be_read_at_the_start_is_put_back_once_i
     rig: ListenerRig,
 ) -> None:
     event = rig.prepare()
-    rig.imds.change(event, EventStatus="Started")
-    rig.run(2)
+    rig.change(event, EventStatus="Started", wait=2)
     rig.events()
     rig.receiver.disconnect()
     rig.outbox.close()
@@ -549,7 +533,7 @@ def test_what_a_file_owes_that_could_not_be_read_at_the_start_is_put_back_once_i
     file.rmdir()
     hidden.rename(file)
     rig.outbox.recover()
-    rig.remove(event, 120)
+    rig.remove(event, wait=120)
     assert rig.machine.names == [DRAIN, RECOVER]
 
 
@@ -560,7 +544,7 @@ def test_what_was_recovered_while_the_store_was_in_memory_is_not_prepared_after_
     shown = rig.imds.events
     rig.events()
     disk.fail()
-    rig.remove(event, 2)
+    rig.remove(event, wait=2)
     rig.end_programs()
     disk.recover()
     posts = len(rig.imds.posts)

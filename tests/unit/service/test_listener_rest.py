@@ -63,12 +63,11 @@ def test_an_event_of_this_vm_ends_the_rest_for_as_long_as_it_is_scheduled_and_te
     rig: ListenerRig,
 ) -> None:
     rig.run(610.0)
-    rig.imds.schedule("web-0", event_id="e-1")
-    rig.run(1.0)
+    rig.announce("web-0", event_id="e-1", wait=1.0)
     assert not rig.receiver.rests
     rig.run(700.0)
     assert not rig.receiver.rests
-    rig.remove("e-1", 590.0)
+    rig.remove("e-1", wait=590.0)
     assert not rig.receiver.rests
     rig.run(20.0)
     assert rig.receiver.rests
@@ -79,11 +78,9 @@ def test_only_what_a_command_could_approve_ends_the_rest(
     make_listener: MakeListener, monkeypatch: pytest.MonkeyPatch, scope: str
 ) -> None:
     rig = rest(make_listener, monkeypatch, policy={"allow": [{}], "scope": scope})
-    rig.imds.schedule("web-0", EventStatus="Started")
-    rig.run(1.0)
+    rig.announce("web-0", EventStatus="Started", wait=1.0)
     assert rig.receiver.rests
-    rig.imds.schedule("web-1")
-    rig.run(1.0)
+    rig.announce("web-1", wait=1.0)
     assert rig.receiver.rests == (scope == "self")
 
 
@@ -95,36 +92,29 @@ def test_while_imds_does_not_answer_commands_are_received(resting: ListenerRig) 
 
 def test_a_command_that_waits_is_decided_when_its_event_appears(resting: ListenerRig) -> None:
     resting.clock.advance(1.0)
-    resting.send("e-1", id="early")
-    resting.run(20.0)
+    resting.send("e-1", id="early", wait=20.0)
     assert resting.receipts() == []
-    resting.imds.schedule(event_id="e-1")
-    resting.run(1.5)
+    resting.announce(event_id="e-1", wait=1.5)
     assert decided(resting) == {"early": ("Accepted", "approved")}
 
 
 def test_a_command_that_is_older_than_its_event_by_more_than_the_grace_period_is_refused(
     resting: ListenerRig,
 ) -> None:
-    resting.send("e-1", id="stale")
-    resting.run(40.0)
-    resting.imds.schedule(event_id="e-1")
-    resting.run(1.5)
+    resting.send("e-1", id="stale", wait=40.0)
+    resting.announce(event_id="e-1", wait=1.5)
     assert decided(resting) == {"stale": ("Rejected", "unknown_event")}
     assert resting.imds.approved == []
     assert "before this VM's document had the event" in resting.receipts()[0]["data"]["Detail"]
-    resting.send("e-1", id="fresh")
-    resting.run(1.0)
+    resting.send("e-1", id="fresh", wait=1.0)
     assert decided(resting)["fresh"] == ("Accepted", "approved")
 
 
 def test_a_change_of_the_event_makes_no_command_stale(resting: ListenerRig) -> None:
-    resting.imds.schedule(event_id="e-1")
-    resting.run(100.0)
+    resting.announce(event_id="e-1", wait=100.0)
     resting.receiver.disconnect()
     resting.send("e-1", id="c")
-    resting.imds.change("e-1", NotBefore="Mon, 19 Jan 2037 23:26:58 GMT")
-    resting.run(1.0)
+    resting.change("e-1", NotBefore="Mon, 19 Jan 2037 23:26:58 GMT", wait=1.0)
     assert decided(resting) == {"c": ("Accepted", "approved")}
 
 
@@ -150,16 +140,14 @@ def test_a_wrong_clock_shifts_what_is_stale_by_as_much(
     sent_at = resting.clock.now() - timedelta(seconds=ahead_seconds)
     resting.queue.send(command_body("e-1", id="c"), message_id="c", enqueued_at=sent_at)
     resting.run(before)
-    resting.imds.schedule(event_id="e-1")
-    resting.run(1.5)
+    resting.announce(event_id="e-1", wait=1.5)
     assert decided(resting) == {"c": expected}
 
 
 def test_a_clock_ahead_refuses_no_command_that_comes_while_commands_are_received(
     resting: ListenerRig,
 ) -> None:
-    resting.imds.schedule(event_id="e-1")
-    resting.run(10.0)
+    resting.announce(event_id="e-1", wait=10.0)
     sent_at = resting.clock.now() - timedelta(seconds=600)
     resting.queue.send(command_body("e-1", id="c"), message_id="c", enqueued_at=sent_at)
     resting.run(1.0)
@@ -167,8 +155,7 @@ def test_a_clock_ahead_refuses_no_command_that_comes_while_commands_are_received
 
 
 def test_each_heartbeat_looks_once_and_answers_a_command_for_no_event(resting: ListenerRig) -> None:
-    resting.send("unknown", id="c")
-    resting.run(1500.0)
+    resting.send("unknown", id="c", wait=1500.0)
     assert resting.receipts() == []
     resting.run(400.0)
     assert decided(resting) == {"c": ("Rejected", "unknown_event")}
@@ -176,8 +163,7 @@ def test_each_heartbeat_looks_once_and_answers_a_command_for_no_event(resting: L
 
 
 def test_an_expired_command_is_answered_by_a_look(resting: ListenerRig) -> None:
-    resting.send("unknown", id="c", ExpiresAt=resting.in_seconds(600))
-    resting.run(1900.0)
+    resting.send("unknown", id="c", ExpiresAt=resting.in_seconds(600), wait=1900.0)
     assert decided(resting) == {"c": ("Rejected", "expired")}
 
 
@@ -189,8 +175,7 @@ def test_a_look_goes_on_until_the_queue_is_empty(resting: ListenerRig) -> None:
 
 
 def test_a_command_for_another_vm_is_answered_ten_minutes_after_a_look(resting: ListenerRig) -> None:
-    resting.send("e-1", id="c", Vm="web-9")
-    resting.run(2600.0)
+    resting.send("e-1", id="c", Vm="web-9", wait=2600.0)
     assert decided(resting) == {"c": ("Rejected", "other_vm")}
     assert resting.receiver.rests
 
@@ -198,8 +183,7 @@ def test_a_command_for_another_vm_is_answered_ten_minutes_after_a_look(resting: 
 def test_a_look_that_fails_is_repeated_and_a_heartbeat_tells_the_last_one(resting: ListenerRig) -> None:
     looked_at = resting.receiver.status().looked_at
     resting.receiver.last_error = "the role is missing"
-    resting.send("unknown", id="c")
-    resting.run(1900.0)
+    resting.send("unknown", id="c", wait=1900.0)
     heartbeat = [event for event in resting.events() if event["type"].endswith("heartbeat.v1")][-1]
     assert heartbeat["data"]["LookedAt"] == looked_at
     assert heartbeat["data"]["LookError"] == "the role is missing"
