@@ -320,6 +320,16 @@ class ListenerRig:
         """Return the reasons of the receipts."""
         return [receipt["data"]["Reason"] for receipt in self.receipts(command_id)]
 
+    @property
+    def dead_letter_reasons(self) -> list[str]:
+        """The reasons of the dead-lettered messages."""
+        return [one.settlement.dead_letter_reason for one in self.queue.dead_letters if one.settlement]
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the only message that is left is free for other receivers."""
+        return only(self.queue.messages).locked_by is None
+
     def close(self) -> None:
         """Close the outbox."""
         self.outbox.close()

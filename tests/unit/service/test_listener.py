@@ -86,9 +86,8 @@ def test_a_malformed_message_is_dead_lettered_with_a_short_receipt(rig: Listener
     data = only(rig.receipts(command_id))["data"]
     assert (data["Outcome"], data["Reason"], data["EventId"]) == ("Rejected", "malformed", None)
     assert len(json.dumps(data)) < 2000
-    dead = only(rig.queue.dead_letters)
-    assert dead.settlement is not None
-    assert (dead.settlement.dead_letter_reason, dead.settlement.description) == ("malformed", data["Detail"])
+    assert rig.dead_letter_reasons == ["malformed"]
+    assert rig.receiver.settled[0][1].description == data["Detail"]
 
 
 def test_messages_without_an_id_are_different_commands(rig: ListenerRig) -> None:

@@ -219,11 +219,8 @@ def test_recover_is_repeated_with_longer_pauses_and_needs_a_person_until_it_work
         rig.end_programs(wait=1, code=1)
     assert rig.machine.names == [DRAIN] + [RECOVER] * 4
     data = only(told(rig, "outofwork"))
-    assert (data["EventId"], data["Reason"], data["Detail"]) == (
-        event,
-        "RecoverFails",
-        f"{RECOVER}: exit code 1",
-    )
+    expected = (event, "RecoverFails", f"{RECOVER}: exit code 1")
+    assert (data["EventId"], data["Reason"], data["Detail"]) == expected
     assert f"{RECOVER} has failed 4 time(s): exit code 1" in urgent(rig).replace(r"\\", "\\")
     rig.run(60)
     rig.end_programs()
@@ -278,16 +275,14 @@ def test_what_is_owed_is_paid_also_where_the_rule_was_changed_or_removed(
     assert out_of_work(rig) == []
 
 
-def test_rules_with_the_same_recover_share_it(make_listener: MakeListener) -> None:
-    rules = [
-        {"event_type": ["Preempt"], "run": [NEW], "recover": [RECOVER], "run_timeout_seconds": 25},
-        {"run": [DRAIN], "recover": [RECOVER]},
-    ]
-    rig = make_listener(policy={}, auto=rules)
+def test_rules_with_the_same_recover_share_it_and_the_longest_time(make_listener: MakeListener) -> None:
+    short = {"event_type": ["Preempt"], "run": [NEW], "recover": [RECOVER], "run_timeout_seconds": 25}
+    rig = make_listener(policy={}, auto=[short, {**RULE, "run_timeout_seconds": 600}])
     first, second = rig.prepare(), rig.prepare(EventType="Preempt")
     rig.remove(first, wait=2)
     rig.remove(second, wait=2)
     assert rig.machine.names == [DRAIN, NEW, RECOVER]
+    assert [run.timeout_seconds for run in rig.machine.runs] == [600, 25, 600]
 
 
 # A disk of another VM, and lost records
@@ -459,14 +454,6 @@ def test_where_the_boot_is_not_known_recover_is_not_told_that_there_was_one(rig:
     assert rig.machine.runs[-1].data["VmRebooted"] is None
 
 
-def test_a_shared_recover_has_the_longest_time_of_its_rules(make_listener: MakeListener) -> None:
-    short = {"event_type": ["Preempt"], "run": [NEW], "recover": [RECOVER], "run_timeout_seconds": 25}
-    rules = [short, {**RULE, "run_timeout_seconds": 600}]
-    rig = make_listener(policy={}, auto=rules)
-    rig.remove(rig.prepare(), wait=2)
-    assert [run.timeout_seconds for run in rig.machine.runs] == [600, 600]
-
-
 def test_a_rule_that_has_lost_its_recover_owes_the_recorded_one(rig: ListenerRig) -> None:
     first = rig.prepare()
     restart(rig, {"run": [DRAIN], "group": True})
@@ -480,21 +467,15 @@ def test_a_rule_that_has_lost_its_recover_owes_the_recorded_one(rig: ListenerRig
 
 
 def test_a_command_that_imds_refuses_ends_no_preparation(make_listener: MakeListener) -> None:
-    def refuse(_: float) -> None:
-        raise ImdsError("400", status=400)
-
-    rule = {**RULE, "max_unavailable": 1}
-    rig = make_listener(policy={"allow": [{}]}, auto=[rule])
+    rig = make_listener(auto=[{**RULE, "max_unavailable": 1}])
     event = rig.announce(wait=1)
-    rig.imds.bad[event] = refuse
-    rig.send(event, wait=2)
-    rig.imds.bad.clear()
-    rig.run(60)
-    assert rig.machine.names == [DRAIN]
+    rig.imds.fail(400, methods=["approve"], count=1)
+    rig.send(event, wait=62)
+    assert (rig.reasons(), rig.machine.names) == (["imds_refused"], [DRAIN])
 
 
 def test_a_slow_imds_approves_all_the_same(make_listener: MakeListener) -> None:
-    rig = make_listener(policy={"allow": [{}]})
+    rig = make_listener()
     rig.imds.on_read = lambda: rig.clock.advance(0.5)
     event = rig.announce(wait=5)
     rig.send(event, wait=30)
@@ -504,13 +485,11 @@ def test_a_slow_imds_approves_all_the_same(make_listener: MakeListener) -> None:
 def test_a_command_without_an_outcome_is_not_answered_while_its_event_may_be_in_an_unreadable_entry(
     make_listener: MakeListener,
 ) -> None:
-    def hang(_: float) -> None:
-        raise ImdsError("timed out")
-
-    rig = make_listener(policy={"allow": [{}]})
+    rig = make_listener()
     event = rig.announce(wait=1)
-    rig.imds.bad[event] = hang
+    rig.imds.fail(ImdsError("timed out"), methods=["approve"])
     rig.send(event, wait=0.5)
+    assert len(rig.imds.posts) == 1
     rig.imds.show({"EventId": 7})
     rig.run(2)
     assert rig.receipts() == []

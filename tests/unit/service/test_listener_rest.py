@@ -52,25 +52,18 @@ def decided(rig: ListenerRig) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_commands_are_received_for_ten_minutes_after_the_start_and_then_no_more(rig: ListenerRig) -> None:
-    rig.run(590.0)
-    assert not rig.receiver.rests
-    rig.run(20.0)
-    assert rig.receiver.rests
-
-
-def test_an_event_of_this_vm_ends_the_rest_for_as_long_as_it_is_scheduled_and_ten_minutes(
+def test_commands_are_received_for_ten_minutes_after_the_start_and_after_an_event_of_this_vm(
     rig: ListenerRig,
 ) -> None:
-    rig.run(610.0)
-    rig.announce("web-0", event_id="e-1", wait=1.0)
-    assert not rig.receiver.rests
-    rig.run(700.0)
-    assert not rig.receiver.rests
-    rig.remove("e-1", wait=590.0)
-    assert not rig.receiver.rests
-    rig.run(20.0)
-    assert rig.receiver.rests
+    def rests(after: float) -> bool:
+        rig.run(after)
+        return rig.receiver.rests
+
+    assert (rests(590.0), rests(20.0)) == (False, True)
+    rig.imds.schedule("web-0", event_id="e-1")
+    assert (rests(1.0), rests(700.0)) == (False, False)
+    rig.imds.remove("e-1")
+    assert (rests(590.0), rests(20.0)) == (False, True)
 
 
 @pytest.mark.parametrize("scope", ["self", "group"])
@@ -154,17 +147,17 @@ def test_a_clock_ahead_refuses_no_command_that_comes_while_commands_are_received
     assert decided(resting) == {"c": ("Accepted", "approved")}
 
 
-def test_each_heartbeat_looks_once_and_answers_a_command_for_no_event(resting: ListenerRig) -> None:
-    resting.send("unknown", id="c", wait=1500.0)
+@pytest.mark.parametrize(
+    ("expires_in", "reason"), [(None, "unknown_event"), (600, "expired")], ids=["never expires", "expires"]
+)
+def test_each_heartbeat_looks_once_and_answers_a_command_for_no_event(
+    resting: ListenerRig, expires_in: float | None, reason: str
+) -> None:
+    expires_at = resting.in_seconds(expires_in) if expires_in else None
+    resting.send("unknown", id="c", ExpiresAt=expires_at, wait=1500.0)
     assert resting.receipts() == []
     resting.run(400.0)
-    assert decided(resting) == {"c": ("Rejected", "unknown_event")}
-    assert resting.receiver.rests
-
-
-def test_an_expired_command_is_answered_by_a_look(resting: ListenerRig) -> None:
-    resting.send("unknown", id="c", ExpiresAt=resting.in_seconds(600), wait=1900.0)
-    assert decided(resting) == {"c": ("Rejected", "expired")}
+    assert (decided(resting), resting.receiver.rests) == ({"c": ("Rejected", reason)}, True)
 
 
 def test_a_look_goes_on_until_the_queue_is_empty(resting: ListenerRig) -> None:
