@@ -103,20 +103,21 @@ def test_without_a_supervisor_or_with_one_that_is_gone_nothing_happens(
 
 
 @pytest.mark.parametrize(
-    ("environ", "seconds"),
+    ("microseconds", "pid", "seconds"),
     [
-        ({"WATCHDOG_USEC": "120000000"}, 120.0),
-        ({"WATCHDOG_USEC": "120000000", "WATCHDOG_PID": str(os.getpid())}, 120.0),
-        ({"WATCHDOG_USEC": "120000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "0"}, None),
-        ({"WATCHDOG_USEC": "soon"}, None),
-        ({}, None),
+        ("120000000", "", 120.0),
+        ("120000000", str(os.getpid()), 120.0),
+        ("120000000", "1", None),
+        ("0", "", None),
+        ("soon", "", None),
+        ("", "", None),
     ],
 )
 def test_a_watchdog_counts_only_if_it_watches_this_process(
-    environ: dict[str, str], seconds: float | None
+    microseconds: str, pid: str, seconds: float | None
 ) -> None:
-    assert Supervisor({"NOTIFY_SOCKET": "/nowhere", **environ}).watchdog_seconds == seconds
+    given = {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": microseconds, "WATCHDOG_PID": pid}
+    assert Supervisor({name: value for name, value in given.items() if value}).watchdog_seconds == seconds
 
 
 # --- stalled threads ---
@@ -187,7 +188,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 def supervised(systemd: NotifySocket, folder: Path, imds: ImdsLab, **more: Any) -> Forward:
-    """Return the process under systemd with a watchdog of a second; its stdout blocks while `folder` has `blocked`."""
+    """Return the process under systemd with a watchdog of a second; its stdout blocks while there is `blocked`."""
     given = {"endpoint": imds.url("web-0"), "poll_seconds": 0.2}
     env = {"NOTIFY_SOCKET": systemd.name, "WATCHDOG_USEC": "1000000"}
     forward = Forward(folder, {"imds": given, "stop_seconds": 5.0, **more}, env=env)
