@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -283,6 +284,10 @@ class ListenerRig:
     def in_seconds(self, seconds: float) -> str:
         """Write the instant in so many seconds."""
         return iso_utc(self.clock.now() + timedelta(seconds=seconds))
+
+    def notice(self, seconds: float) -> str:
+        """Write the instant in so many seconds as IMDS does."""
+        return format_datetime(self.clock.now() + timedelta(seconds=seconds), usegmt=True)
 
     def records(self) -> list[tuple[str, Any]]:
         """Return the key and the value of each command's record."""

@@ -375,16 +375,6 @@ def test_an_auto_rule_approves_what_it_matches_and_nothing_else(make_listener: M
     assert rig.imds.approved == [matching]
 
 
-def test_an_auto_rule_for_a_group_leaves_an_event_to_the_vm_before_for_ten_seconds(
-    make_listener: MakeListener,
-) -> None:
-    rig = make_listener(auto=[{"group": True}])
-    event = rig.announce("web-1", "web-0", wait=9)
-    assert rig.imds.posts == []
-    rig.run(2)
-    assert rig.imds.approved == [event]
-
-
 def test_an_event_that_no_auto_rule_matches_any_more_is_not_posted_again(make_listener: MakeListener) -> None:
     rig = make_listener(auto=[{"event_type": ["Reboot"]}])
     rig.imds.fail(500, methods=["approve"])

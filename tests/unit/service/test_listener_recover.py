@@ -102,7 +102,7 @@ def test_an_event_that_leaves_in_the_middle_of_the_program_recovers_after_the_pr
     rig.machine.is_slow_to_end = True
     event = rig.announce()
     rig.remove(event, wait=4)
-    assert (rig.machine.names, len(rig.machine.asked_to_end)) == ([DRAIN], 1)
+    assert (rig.machine.names, len(rig.machine.asked_to_end), rig.receipts()) == ([DRAIN], 1, [])
     assert out_of_work(rig)[0].Why == f"until {DRAIN} has ended"
     rig.end_programs(wait=1)
     assert rig.machine.names == [DRAIN, RECOVER]
