@@ -210,8 +210,10 @@ class ListenerRig:
     def _committing(self) -> None:
         self.on_commit()
 
-    def restart(self, *, vm: Vm | None = None, dry_run: bool = False, **settings: Any) -> None:
-        """End the process without a word, and start it again with changed `settings`, perhaps on another VM."""
+    def restart(
+        self, *, vm: Vm | None = None, dry_run: bool = False, wait: float | None = None, **settings: Any
+    ) -> None:
+        """End the process without a word, start it again with changed `settings`, perhaps on another VM, and wait."""
         self.events()
         self.receiver.disconnect()
         self.outbox.close()
@@ -219,6 +221,8 @@ class ListenerRig:
         self.imds.vm, self.boot_id = vm or self.imds.vm, vm.vm_id if vm else self.boot_id
         self.dry_run = dry_run
         self.start()
+        if wait is not None:
+            self.run(wait)
 
     def finish(self) -> None:
         """Stop as the process does when it gets a signal."""
@@ -264,6 +268,11 @@ class ListenerRig:
         event_id = self.imds.schedule(*resources, **event)
         self.run(wait)
         return event_id
+
+    def show(self, *events: dict[str, Any], wait: float) -> None:
+        """Serve a document with these events, and wait."""
+        self.imds.show(*events)
+        self.run(wait)
 
     def change(self, event_id: str, *, wait: float, **changes: Json) -> None:
         """Change properties of an event, and wait."""

@@ -11,6 +11,7 @@ import pytest
 
 from bridge.outbox import sqlite
 from bridge.outbox.sqlite import Database, transaction
+from tests.support.listener import ListenerRig, MakeListener
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +31,9 @@ def disk_that_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "_connect", connect_unsynced)
     monkeypatch.setattr(Database, "transaction", unsynced)
     monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def rig(make_listener: MakeListener) -> ListenerRig:
+    """Return a listener whose policy allows everything, and that has no auto rule."""
+    return make_listener()

@@ -17,12 +17,6 @@ from tests.support.listener import ListenerRig, MakeListener, command_body
 from tests.support.machine import program
 from tests.support.only import only
 
-
-@pytest.fixture
-def rig(make_listener: MakeListener) -> ListenerRig:
-    return make_listener()
-
-
 # Outcomes and reasons
 
 
@@ -408,8 +402,7 @@ def test_after_a_silent_start_a_program_starts_with_the_first_good_document(
     rig = make_listener(auto=[{"run": [program()]}])
     rig.imds.fail(500)
     rig.outbox.commit([], records={(STATE, VM): None})
-    rig.restart()
-    rig.run(100)
+    rig.restart(wait=100)
     rig.imds.restore()
     rig.imds.fail(500, methods=["instance"], count=1)
     rig.announce("web-0", EventType="Preempt", wait=2)
@@ -439,6 +432,5 @@ def test_on_another_vm_nothing_is_continued_that_the_state_began(make_listener: 
     assert len(rig.imds.posts) == 1
     rig.imds.restore()
     rig.restart(vm=Vm(name="web-0", vm_id="a-clone"))
-    rig.imds.show()
-    rig.run(3)
+    rig.show(wait=3)
     assert (rig.listener.status().waiting_commands, rig.receipts(), len(rig.imds.posts)) == (0, [], 1)

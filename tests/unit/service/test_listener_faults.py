@@ -20,11 +20,6 @@ by_command_or_rule = pytest.mark.parametrize("auto", [(), ({},)], ids=["command"
 in_one_process_or_two = pytest.mark.parametrize("restarts", [False, True], ids=["same process", "restarted"])
 
 
-@pytest.fixture
-def rig(make_listener: MakeListener) -> ListenerRig:
-    return make_listener()
-
-
 def post(rig: ListenerRig, *answers: ImdsError | int, restarts: bool = False, **event: Any) -> str:
     """Have an event POSTed by a command or a rule, answer the first POSTs so, and perhaps restart after the first."""
     event_id = rig.imds.schedule(**event)
@@ -54,8 +49,7 @@ def test_a_second_message_with_a_waiting_command_is_settled_with_it(rig: Listene
         rig.send("E-1", wait=0)
     assert len(rig.queue.messages) == 2
     rig.announce(event_id="E-1", wait=2)
-    assert rig.reasons() == ["approved"]
-    assert len(rig.queue.completed) == 2
+    assert (rig.reasons(), len(rig.queue.completed)) == (["approved"], 2)
 
 
 def test_a_command_that_is_delivered_again_over_a_new_connection_is_settled_once(rig: ListenerRig) -> None:
@@ -63,8 +57,7 @@ def test_a_command_that_is_delivered_again_over_a_new_connection_is_settled_once
     rig.receiver.disconnect()
     rig.run()
     rig.announce(event_id="E-1", wait=2)
-    assert rig.reasons() == ["approved"]
-    assert len(rig.queue.completed) == len(rig.receiver.settled) == 1
+    assert (rig.reasons(), len(rig.queue.completed), len(rig.receiver.settled)) == (["approved"], 1, 1)
 
 
 def test_a_command_seen_before_gives_its_old_receipt_also_after_a_restart(rig: ListenerRig) -> None:
@@ -104,28 +97,21 @@ def test_after_a_refusal_of_several_events_each_is_posted_alone(rig: ListenerRig
     assert len(rig.queue.completed) == 1
 
 
-def test_an_event_that_is_decided_early_has_its_receipt_early(make_listener: MakeListener) -> None:
+@pytest.mark.parametrize("restarts", [False, True], ids=["appears", "is refused after a restart"])
+def test_an_event_that_is_decided_early_has_its_receipt_early_and_the_command_goes_on_until_the_other(
+    make_listener: MakeListener, restarts: bool
+) -> None:
     rig = make_listener(grace_seconds=600)
     event = rig.imds.schedule()
-    rig.send("not-yet", event, wait=0)
-    receipt = only(rig.receipts())
-    assert receipt["subject"] == event
+    rig.send("late", event, wait=0)
+    assert only(rig.receipts())["subject"] == event
     assert len(rig.queue.messages) == 1
-    rig.announce(event_id="not-yet", wait=2)
-    assert rig.reasons() == ["approved", "approved"]
-    assert len(rig.queue.completed) == 1
-
-
-def test_a_restart_continues_where_only_some_events_were_decided(make_listener: MakeListener) -> None:
-    rig = make_listener(grace_seconds=600)
-    event = rig.imds.schedule()
-    rig.send("never", event, wait=0)
-    assert rig.reasons() == ["approved"]
-    rig.restart(grace_seconds=0.0)
-    rig.run()
-    assert rig.reasons() == ["approved", "unknown_event"]
-    assert len(rig.imds.posts) == 1
-    assert len(rig.queue.completed) == 1
+    if restarts:
+        rig.restart(grace_seconds=0.0, wait=0)
+    else:
+        rig.announce(event_id="late", wait=2)
+    assert rig.reasons() == ["approved", "unknown_event" if restarts else "approved"]
+    assert (len(rig.imds.posts), len(rig.queue.completed)) == (1 if restarts else 2, 1)
 
 
 @by_command_or_rule
@@ -142,8 +128,7 @@ def test_an_event_that_was_posted_before_a_kill_is_accepted_and_posted_again_onl
     rig.run(2)
     posts, reason = (2, "approved") if since == "still scheduled" else (1, "not_recorded")
     assert (rig.answers(), len(rig.imds.posts)) == ([("Accepted", reason)], posts)
-    rig.restart()
-    rig.run(2)
+    rig.restart(wait=2)
     assert len(rig.receipts()) == 1
 
 
@@ -221,9 +206,8 @@ def test_a_command_that_is_denied_does_not_depend_on_the_post_of_an_auto_rule(
     event = rig.imds.schedule()
     rig.send(event, wait=0)
     assert rig.imds.approved == [event]
-    assert [line for line in rig.journal if line.startswith("commit intent")] == [
-        f"commit intent {event.lower()}"
-    ]
+    intents = [line for line in rig.journal if line.startswith("commit intent")]
+    assert intents == [f"commit intent {event.lower()}"]
 
 
 # While IMDS fails

@@ -212,8 +212,7 @@ def test_a_turn_of_another_vm_counts_for_five_minutes_after_a_reset_has_lost_its
     other = rig.announce("web-3", NotBefore=rig.notice(3600), wait=7)
     rig.change(other, EventStatus=status, wait=2)
     rig.imds.incarnation = 0
-    rig.imds.show()
-    rig.run(2)
+    rig.show(wait=2)
     own = rig.announce("web-0", NotBefore=rig.notice(900), wait=290)
     assert (rig.machine.runs, "waits for its turn behind web-3" in rig.why(own)) == ([], True)
     rig.run(20)

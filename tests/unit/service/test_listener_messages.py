@@ -27,11 +27,6 @@ OTHER_SECRET, WRONG_SECRET = ("whsec_" + text * 8 for text in ("QUJD", "REVG"))
 MAX_WAITING = 10
 
 
-@pytest.fixture
-def rig(make_listener: MakeListener) -> ListenerRig:
-    return make_listener()
-
-
 # A queue that several listeners share
 
 

@@ -94,8 +94,7 @@ def test_a_program_that_ended_with_the_listener_runs_again(rig: ListenerRig) -> 
     rig.announce()
     rig.finish()
     assert len(rig.machine.ended) == 1
-    rig.restart()
-    rig.run()
+    rig.restart(wait=0)
     assert len(rig.machine.runs) == 2
 
 
@@ -248,8 +247,7 @@ def test_over_a_restart_a_preparation_counts_in_the_same_boot(
     rig.prepare("web-0", "web-1")
     rig.boot_id = rig.boot_id if same_boot else ""  # not known: each start counts as one
     rig.imds.show(*rig.imds.events)
-    rig.restart()
-    rig.run(5)
+    rig.restart(wait=5)
     assert len(rig.machine.runs) == (1 if same_boot else 2)
 
 

@@ -66,6 +66,12 @@ def restart(rig: ListenerRig, *rules: dict[str, Any], **more: Any) -> None:
     rig.restart(auto=tuple(AutoSettings(**one) for one in rules), **more)
 
 
+def ask(rig: ListenerRig, what: str, *, wait: float) -> None:
+    """Ask for what `imds-bridge recover` does, and wait."""
+    rig.outbox.commit([], records={(STATE, REQUEST): what})
+    rig.run(wait)
+
+
 def test_recover_runs_once_the_event_is_over_and_is_published(rig: ListenerRig) -> None:
     event = rig.prepare()
     rig.change(event, EventStatus="Started", NotBefore="", wait=30)
@@ -78,8 +84,7 @@ def test_recover_runs_once_the_event_is_over_and_is_published(rig: ListenerRig) 
     rig.end_programs(wait=1)
     recovered = only(told(rig, "recovered"))
     assert (recovered["EventId"], recovered["EventType"], out_of_work(rig)) == (event, "Reboot", [])
-    rig.restart()
-    rig.run(30)
+    rig.restart(wait=30)
     assert rig.machine.names == [DRAIN, RECOVER]
     assert rig.programs == {"succeeded": 1, "recover succeeded": 1}
 
@@ -122,18 +127,14 @@ def test_recover_waits_for_the_last_event_whatever_has_become_of_it(make_rig: Ma
 def test_what_cannot_be_read_is_not_absent(rig: ListenerRig) -> None:
     rig.imds.incarnation = 100
     event = rig.prepare()
-    rig.imds.show({"EventId": 7})
-    rig.run(30)
+    rig.show({"EventId": 7}, wait=30)
     assert (rig.machine.names, "it is certain" in str(out_of_work(rig)[0].Why)) == ([DRAIN], True)
     rig.imds.incarnation = 0
-    rig.imds.show({"EventId": 7})
-    rig.run(1)
+    rig.show({"EventId": 7}, wait=1)
     rig.boot_id = "another"
-    rig.restart()
-    rig.run(5)
+    rig.restart(wait=5)
     assert rig.machine.names == [DRAIN]
-    rig.imds.show({"EventId": 7}, {"EventId": event, "Resources": ["web-0"], "EventStatus": "Started"})
-    rig.run(1)
+    rig.show({"EventId": 7}, {"EventId": event, "Resources": ["web-0"], "EventStatus": "Started"}, wait=1)
     rig.imds.show({"EventId": 7})  # one that never could
     rig.run(1)
     assert rig.machine.names == [DRAIN, RECOVER]
@@ -144,8 +145,7 @@ def test_an_entry_that_cannot_be_read_holds_nothing_that_came_after_it(rig: List
     rig.imds.show({"EventId": 7})  # perhaps the event of the other VM
     rig.run(1)
     rig.prepare()
-    rig.imds.show({"EventId": 7})
-    rig.run(3)
+    rig.show({"EventId": 7}, wait=3)
     assert rig.machine.names == [DRAIN, RECOVER]
 
 
@@ -161,12 +161,10 @@ def test_after_a_reset_in_the_same_boot_an_event_that_had_not_started_may_come_b
         rig.boot_id = "another"
         rig.restart()
     rig.imds.incarnation = 0
-    rig.imds.show()
-    rig.run(5)
+    rig.show(wait=5)
     is_over = boots or status == "Started"
     assert rig.machine.names == ([DRAIN, RECOVER] if is_over else [DRAIN])
-    rig.restart()
-    rig.run(290)
+    rig.restart(wait=290)
     assert (RECOVER in rig.machine.names) == is_over
     rig.run(10)
     assert RECOVER in rig.machine.names
@@ -175,15 +173,12 @@ def test_after_a_reset_in_the_same_boot_an_event_that_had_not_started_may_come_b
 def test_a_reset_is_seen_over_a_restart_also_after_changes_that_concern_others(rig: ListenerRig) -> None:
     event = rig.prepare()
     for _ in range(5):  # documents that change nothing for this VM
-        rig.imds.show(*rig.imds.events)
-        rig.run(1)
+        rig.show(*rig.imds.events, wait=1)
     shown, rig.imds.incarnation = rig.imds.events, rig.imds.incarnation - 4
     rig.restart()
-    rig.imds.show()
-    rig.run(30)
+    rig.show(wait=30)
     assert (rig.machine.names, out_of_work(rig)[0].IsHeld) == ([DRAIN], True)
-    rig.imds.show(*shown)
-    rig.run(1)
+    rig.show(*shown, wait=1)
     assert out_of_work(rig)[0].Why == f"until Reboot {event} is over"
 
 
@@ -204,8 +199,7 @@ def test_what_recover_puts_back_counts_as_prepared_no_more(rig: ListenerRig) -> 
     event = rig.prepare()
     shown = rig.imds.events
     rig.remove(event, wait=1)
-    rig.imds.show(*shown)
-    rig.run(1)
+    rig.show(*shown, wait=1)
     rig.end_programs(wait=1)
     assert rig.machine.names == [DRAIN, RECOVER, DRAIN]
 
@@ -244,8 +238,7 @@ def test_what_is_prepared_is_recorded_also_where_its_rule_had_no_recover_then(ma
     """So recover never begins while the VM is prepared for an event."""
     rig = make_rig(recover=())
     first = rig.prepare("web-0", "web-1")
-    restart(rig, RULE)
-    rig.run(2)
+    restart(rig, RULE, wait=2)
     assert (rig.machine.names, out_of_work(rig)[0].Why) == ([DRAIN], f"until Reboot {first} is over")
     rig.remove(rig.prepare(), wait=5)
     assert rig.machine.names == [DRAIN, DRAIN]
@@ -266,8 +259,7 @@ def test_what_is_owed_is_paid_also_where_the_rule_was_changed_or_removed(
     rig: ListenerRig, rules: list[dict[str, Any]], expected: str
 ) -> None:
     event = rig.prepare()
-    restart(rig, *rules)
-    rig.run(2)
+    restart(rig, *rules, wait=2)
     rig.end_programs()
     rig.remove(event, wait=2)
     assert rig.machine.names[-1] == expected
@@ -291,8 +283,7 @@ def test_rules_with_the_same_recover_share_it_and_the_longest_time(make_listener
 def clone(rig: ListenerRig) -> None:
     """Start on the disk of a VM that was out of work."""
     rig.imds.remove(rig.prepare())
-    rig.restart(vm=OTHER_VM)
-    rig.run(30)
+    rig.restart(vm=OTHER_VM, wait=30)
 
 
 def test_on_the_disk_of_another_vm_nothing_runs_and_it_is_told(rig: ListenerRig) -> None:
@@ -306,8 +297,7 @@ def test_on_the_disk_of_another_vm_nothing_runs_and_it_is_told(rig: ListenerRig)
 @pytest.mark.parametrize("request_", ["try", "done"])
 def test_a_person_decides_with_the_command_what_becomes_of_it(rig: ListenerRig, request_: str) -> None:
     clone(rig)
-    rig.outbox.commit([], records={(STATE, REQUEST): request_})
-    rig.run(2)
+    ask(rig, request_, wait=2)
     rig.end_programs(wait=30)
     assert rig.machine.names == [DRAIN] + [RECOVER] * (request_ == "try")
     data = only(told(rig, "recovered"))
@@ -317,16 +307,14 @@ def test_a_person_decides_with_the_command_what_becomes_of_it(rig: ListenerRig, 
 def test_a_request_ends_the_pause_and_what_a_person_did_is_forgotten_as_prepared(rig: ListenerRig) -> None:
     rig.remove(rig.prepare(), wait=1)
     rig.end_programs(wait=1, code=1)
-    rig.outbox.commit([], records={(STATE, REQUEST): "try"})
-    rig.run(1)
+    ask(rig, "try", wait=1)
     assert rig.machine.names == [DRAIN, RECOVER, RECOVER]
 
 
 def test_a_request_is_not_carried_out_while_an_event_stands_and_not_later(rig: ListenerRig) -> None:
     event = rig.prepare("web-0", "web-1")
     assert out_of_work(rig)[0].IsHeld
-    rig.outbox.commit([], records={(STATE, REQUEST): "done"})
-    rig.run(5)
+    ask(rig, "done", wait=5)
     rig.remove(event, wait=2)
     assert rig.machine.names == [DRAIN, RECOVER]
 
@@ -392,8 +380,7 @@ def test_a_vm_that_is_out_of_work_for_two_hours_without_an_event_is_told_once(
 def test_recover_that_a_stop_has_ended_runs_again_and_counts_as_no_failure(rig: ListenerRig) -> None:
     rig.remove(rig.prepare(), wait=1)
     rig.finish()
-    rig.restart()
-    rig.run(2)
+    rig.restart(wait=2)
     assert (rig.machine.names, told(rig, "outofwork")) == ([DRAIN, RECOVER, RECOVER], [])
 
 
@@ -448,16 +435,14 @@ def test_where_the_boot_is_not_known_recover_is_not_told_that_there_was_one(rig:
     rig.restart()
     event = rig.prepare()
     rig.change(event, EventStatus="Started", wait=2)
-    rig.restart()
-    rig.run(2)
+    rig.restart(wait=2)
     rig.remove(event, wait=2)
     assert rig.machine.runs[-1].data["VmRebooted"] is None
 
 
 def test_a_rule_that_has_lost_its_recover_owes_the_recorded_one(rig: ListenerRig) -> None:
     first = rig.prepare()
-    restart(rig, {"run": [DRAIN], "group": True})
-    rig.run(2)
+    restart(rig, {"run": [DRAIN], "group": True}, wait=2)
     second = rig.announce(wait=1)
     rig.remove(first, wait=1)
     assert [run.command[0] for run in rig.machine.running] == [DRAIN]
@@ -490,8 +475,7 @@ def test_a_command_without_an_outcome_is_not_answered_while_its_event_may_be_in_
     rig.imds.fail(ImdsError("timed out"), methods=["approve"])
     rig.send(event, wait=0.5)
     assert len(rig.imds.posts) == 1
-    rig.imds.show({"EventId": 7})
-    rig.run(2)
+    rig.show({"EventId": 7}, wait=2)
     assert rig.receipts() == []
 
 

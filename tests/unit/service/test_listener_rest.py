@@ -24,11 +24,6 @@ STEP_SECONDS = 0.5
 
 
 @pytest.fixture
-def rig(make_listener: MakeListener) -> ListenerRig:
-    return make_listener()
-
-
-@pytest.fixture
 def resting(make_listener: MakeListener, monkeypatch: pytest.MonkeyPatch) -> ListenerRig:
     """Return a listener that rests, with its next look half an hour away."""
     return rest(make_listener, monkeypatch)
