@@ -12,6 +12,7 @@ import pytest
 
 from bridge.imds.client import EVENTS_PATH
 from tests.support.imds_lab import ImdsLab
+from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.process import Forward, run, wait_until
 
@@ -84,7 +85,7 @@ class Vm:
 @pytest.fixture
 def vm(imds: ImdsLab, tmp_path: Path) -> Vm:
     section = (ROOT / "README.md").read_text().partition("## On the VM alone")[2]
-    [rules] = re.findall(r"```toml\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    rules = only(re.findall(r"```toml\n(.*?)```", section.partition("\n## ")[0], re.DOTALL))
     return Vm(tmp_path, imds, rules.replace("max_unavailable = 1", ""))
 
 
