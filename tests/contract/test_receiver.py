@@ -12,6 +12,7 @@ import pytest
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 
+from bridge.azure import bus_receiver
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.azure.internals import close_socket_on_close
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
@@ -21,6 +22,7 @@ from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
 from tests.support.bus import QUEUE, bus_config
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
+from tests.support.only import only
 from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.servicebus import ServiceBusLab
 
@@ -67,8 +69,7 @@ class Station:
         return received
 
     def receive_one(self) -> ReceivedMessage:
-        (message,) = self.receive()
-        return message
+        return only(self.receive())
 
     def wait_for(self, *counts: int) -> None:
         wait_until(lambda: self.counts() == counts, describe=self.counts)
@@ -143,7 +144,9 @@ def on_bus(stack: ExitStack) -> Station:
 
 
 @pytest.fixture(params=[in_memory, on_bus])
-def station(request: pytest.FixtureRequest) -> Iterator[Station]:
+def station(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Station]:
+    for pause in ("IDLE_SECONDS", "REST_SECONDS", "RELEASE_PAUSE_SECONDS"):
+        monkeypatch.setattr(bus_receiver, pause, 0.05)
     with ExitStack() as stack:
         made: Station = request.param(stack)
         stack.callback(made.end)
@@ -157,9 +160,9 @@ def test_it_rests_from_when_it_may_and_looks_when_it_is_asked_to(station: Statio
     station.receiver.receive_until(time.monotonic())
     wait_until(rests)
     station.send(b"one")
-    assert list(station.receiver.messages(0.5)) == []
+    assert list(station.receiver.messages(0.2)) == []
     station.receiver.receive_until(time.monotonic())
-    (message,) = station.receive()
+    message = station.receive_one()
     assert message.may_have_waited
     assert not station.receiver.status().rests
     station.receiver.settle(message, Settlement())

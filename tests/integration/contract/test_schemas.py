@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator
 
@@ -273,6 +273,9 @@ def test_events_of_recorded_documents_match_the_schemas(path: Path, reporter: Re
     assert faults_in(build(documents, reporter)) == []
 
 
+some = settings(
+    thorough, max_examples=50
+)  # of many events each, which the schema of all types is slow to check
 texts = st.text(max_size=8) | st.none()
 documented = st.fixed_dictionaries(
     {
@@ -300,7 +303,7 @@ documents = st.builds(
 )
 
 
-@thorough
+@some
 @given(st.lists(documents, min_size=1, max_size=4), st.sampled_from([REPORTER, UNKNOWN_VM]))
 def test_events_of_any_document_with_documented_types_match_the_schemas(
     life: list[Document], reporter: Reporter
@@ -308,7 +311,7 @@ def test_events_of_any_document_with_documented_types_match_the_schemas(
     assert faults_in(build(life, reporter)) == []
 
 
-@thorough
+@some
 @given(
     st.dictionaries(st.sampled_from(["EventType", "Resources", "NotBefore"]), st.none() | st.integers()),
     st.text(max_size=5),
