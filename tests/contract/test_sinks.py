@@ -39,7 +39,7 @@ from tests.support.sinks import QUEUE, MakeWebhook
 
 SECRET = ROUTING_KEY
 NEW_SECRET = "not-to-be-shown-either"  # noqa: S105 - a test's
-SHORT_SECONDS = 0.5  # a sink's own time limit, where it is to be reached
+SHORT_SECONDS = 0.3  # a sink's own time limit, where it is to be reached
 EVENTS = [stored_event(number, Description=f'é "quoted"\n{number}') for number in range(7)]
 BATCH_BYTES = 3 * len(EVENTS[0].body) + 10  # three of the events go in a batch
 # No CloudEvent without a source, and no message with such an id.
@@ -433,7 +433,7 @@ def test_a_wrong_secret_is_a_fault_of_the_setup_until_the_right_one_is_read(case
         assert type(error) is Misconfigured
         assert SECRET not in str(error)
     assert case.received() == []
-    place.write_secret(secret)
+    place.write_secret(f"{secret}\n")
     case.sink.reload()
     case.sink.send(EVENTS[:1])
     assert case.received() == case.expected(EVENTS[:1])
@@ -442,7 +442,7 @@ def test_a_wrong_secret_is_a_fault_of_the_setup_until_the_right_one_is_read(case
 @for_remote_ones
 def test_an_answer_that_is_late_but_in_time_is_success(case: Case) -> None:
     case.sink.send(EVENTS[:1])
-    release = threading.Timer(0.2, case.hang())
+    release = threading.Timer(0.05, case.hang())
     release.start()
     case.sink.send(EVENTS[1:2])
     release.join()

@@ -15,7 +15,6 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from tests.support.clock import MovedClock
 from tests.support.moved_delivery import MovedDelivery
 from tests.support.process import LIMIT_SECONDS, RawServer, stored_event, wait_until
 from tests.support.servicebus import ServiceBusLab, entities
-from tests.support.sinks import QUEUE, TOKEN, TOPIC, Connect, TokenEndpoint, bus_settings, failure, set_proxy
+from tests.support.sinks import QUEUE, TOPIC, Connect, bus_settings, failure, set_proxy
 from tests.support.tls import forwarding
 
 EVENT_ID = "4CAEA225-A741-474D-A72E-428C86FCD853"
@@ -512,63 +511,6 @@ def test_fifty_reconnects_leave_neither_threads_nor_connections(bus: ServiceBusL
 
 
 # --- who it is, and the way ---
-
-
-@pytest.fixture
-def identity(bus: ServiceBusLab, monkeypatch: pytest.MonkeyPatch) -> ServiceBusSettings:
-    """Return settings with a namespace and an identity; the SDK has to know that the lab has no TLS."""
-    monkeypatch.setattr(servicebus_module, "ServiceBusClient", partial(ServiceBusClient, use_tls=False))
-    namespace = f"127.0.0.1:{bus.port}"
-    return ServiceBusSettings(kind="servicebus", namespace=namespace, queue=QUEUE, client_id="c-1")
-
-
-@pytest.mark.parametrize("client_id", ["c-1", ""])
-def test_the_identity_of_the_vm_gets_its_token_from_imds_without_a_proxy_and_keeps_it(
-    bus: ServiceBusLab, identity: ServiceBusSettings, monkeypatch: pytest.MonkeyPatch, client_id: str
-) -> None:
-    """The lab has no TLS and takes any token: what is real is the SDK, azure-identity and its request to IMDS."""
-    clock = MovedClock()
-    monkeypatch.setenv("AZURE_CLIENT_ID", "of-the-environment")
-    identity = identity.model_copy(update={"client_id": client_id})
-    with TokenEndpoint() as imds, TokenEndpoint() as proxy:
-        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
-        set_proxy(monkeypatch, proxy.url)
-        with closing(ServiceBusSink(identity, clock=clock)) as sink:
-            sink.send([event()])
-            link = sink._link
-            clock.advance(REST_SECONDS)
-            sink.rest()
-            sink.send([event()])
-            assert sink._link is not link
-            assert len(imds.requests) == 1
-            sink.reload()
-            sink.send([event()])
-        assert len(imds.requests) == 2
-        assert f"client_id={client_id or 'of-the-environment'}" in imds.requests[0]
-        assert "resource=https://servicebus.azure.net" in imds.requests[0]
-        assert proxy.requests == []
-    assert len(arrived(bus)) == 3
-
-
-def test_a_missing_token_is_reported_in_time_and_recovers_without_a_restart(
-    bus: ServiceBusLab,
-    identity: ServiceBusSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    with TokenEndpoint((200, 60.0)) as imds, closing(ServiceBusSink(identity)) as sink:
-        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
-        with monkeypatch.context() as patch:
-            patch.setitem(credentials_module._LIMITS, "read_timeout", 0.2)
-            error = failure(sink, event())
-        assert type(error) is Misconfigured
-        assert "no token for the identity" in str(error)
-        sink.reload()
-        sink.send([event()])
-    assert len(arrived(bus)) == 1
-    assert TOKEN not in caplog.text
-    assert "sig=" not in str(error)
 
 
 def test_a_connection_string_needs_no_azure_identity(

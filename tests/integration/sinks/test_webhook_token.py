@@ -10,24 +10,23 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from bridge.azure import credentials as credentials_module
 from bridge.config.loader import load
-from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
+from bridge.errors import Misconfigured, Rejected
 from bridge.formats.samples import samples
 from bridge.service.parts import build_sinks
 from bridge.sinks.webhook import WebhookSink
 from tests.support.bicep import FOLDER
 from tests.support.cli import Cli
 from tests.support.logs_ingestion import MAX_BYTES, LogsIngestion
+from tests.support.only import only
 from tests.support.pages import blocks
 from tests.support.paths import ROOT
 from tests.support.process import stored_event, toml
 from tests.support.settings import faults
-from tests.support.sinks import TOKEN, TokenEndpoint, failure, set_proxy
+from tests.support.sinks import TOKEN, TokenEndpoint, failure
 
 SCOPE = "https://monitor.azure.com/.default"
 RESERVED = {"id", "Type", "Title", "TenantId", "SourceSystem", "RawData", "Computer"}
@@ -35,21 +34,30 @@ RESERVED = {"id", "Type", "Title", "TenantId", "SourceSystem", "RawData", "Compu
 
 def recipe() -> dict[str, Any]:
     """Return the sink of the page."""
-    (text,) = (one.text for one in blocks(ROOT / "docs/delivery.md") if "token_scope" in one.text)
+    text = only(one.text for one in blocks(ROOT / "docs/delivery.md") if "token_scope" in one.text)
     return dict(tomllib.loads(text)["sinks"]["logs"])
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def identity(monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenEndpoint]:
     with TokenEndpoint() as started:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", started.url)
         yield started
 
 
-@pytest.fixture
-def logs() -> Iterator[LogsIngestion]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[LogsIngestion]:
     with LogsIngestion(TOKEN) as started:
         yield started
+
+
+@pytest.fixture
+def logs(server: LogsIngestion) -> LogsIngestion:
+    """Return the API as if it had just been started: its server takes half a second to end."""
+    server.token = TOKEN
+    server.rows.clear()
+    server.answers.clear()
+    return server
 
 
 @pytest.fixture
@@ -68,7 +76,6 @@ def columns() -> set[str]:
     return set(re.findall(r"name: '(\w+)'\n +type:", text.partition("var columns")[2].partition("\n]")[0]))
 
 
-@pytest.mark.usefixtures("identity")
 def test_each_event_of_the_page_is_a_row_in_the_columns_of_the_module(
     logs: LogsIngestion, sink: WebhookSink
 ) -> None:
@@ -87,24 +94,6 @@ def test_each_event_of_the_page_is_a_row_in_the_columns_of_the_module(
     assert not columns() & RESERVED
 
 
-def test_a_token_is_asked_for_once_kept_and_renewed_after_a_refusal(
-    logs: LogsIngestion, sink: WebhookSink, identity: TokenEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with TokenEndpoint() as proxy:
-        set_proxy(monkeypatch, proxy.url)
-        sink.send([stored_event(1)])
-        sink.send([stored_event(2)])
-    assert proxy.requests == []
-    (asked,) = identity.requests
-    assert "resource=https://monitor.azure.com&" in f"{asked.split()[1]}&"
-    logs.token = identity.token = "the-next-token"  # noqa: S105 - a test's
-    assert failure(sink).status == 403
-    sink.reload()
-    sink.send([stored_event(3)])
-    assert logs.answers == [204, 204, 403, 204]
-
-
-@pytest.mark.usefixtures("identity")
 def test_a_refused_token_names_the_role_and_shows_no_token(
     logs: LogsIngestion, sink: WebhookSink, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -116,30 +105,12 @@ def test_a_refused_token_names_the_role_and_shows_no_token(
     assert TOKEN not in f"{error}{error.__cause__}{caplog.text}"
 
 
-@pytest.mark.usefixtures("identity")
 def test_a_row_above_the_limit_is_a_dead_letter_and_says_nothing_of_a_role(sink: WebhookSink) -> None:
     error = failure(sink, stored_event(1, Resources=["x" * MAX_BYTES]))
     assert (type(error), error.status) == (Rejected, 413)
     assert "role" not in str(error)
 
 
-@pytest.mark.parametrize(
-    ("status", "seconds", "kind"),
-    [(400, 0.0, Misconfigured), (429, 0.0, Unavailable), (500, 0.0, Unavailable), (200, 60.0, Unavailable)],
-)
-def test_without_a_token_the_event_waits_and_the_reason_decides_how(
-    sink: WebhookSink, identity: TokenEndpoint, status: int, seconds: float, kind: type[DeliveryError]
-) -> None:
-    identity.answers.append((status, seconds))
-    with patch.dict(credentials_module._LIMITS, {"read_timeout": 0.2}):
-        error = failure(sink)
-    assert (type(error), error.is_unreached) == (kind, True)
-    assert f"no token for the identity and {SCOPE}" in str(error)
-    sink.reload()
-    sink.send([stored_event(1)])
-
-
-@pytest.mark.usefixtures("identity")
 def test_check_names_scope_and_sink_and_render_hides_the_header(logs: LogsIngestion, cli: Cli) -> None:
     cli.sinks(logs={**recipe(), "url": logs.url})
     row = cli.check().row(check="sink logs")
@@ -167,5 +138,4 @@ def test_what_contradicts_or_would_show_a_token_is_refused(
     tmp_path: Path, more: dict[str, Any], fault: str
 ) -> None:
     given = {"kind": "webhook", "url": "https://example.org/hook", "token_scope": SCOPE, **more}
-    (found,) = faults(tmp_path, toml({"sinks": {"ops": given}}))
-    assert found.startswith(fault)
+    assert only(faults(tmp_path, toml({"sinks": {"ops": given}}))).startswith(fault)
