@@ -29,8 +29,9 @@ class CommandResult:
 
     def row(self, **wanted: str) -> dict[str, str]:
         """Return the only row of printed JSON with these values."""
-        (found,) = (row for row in self.json if wanted.items() <= row.items())
-        return dict(found)
+        rows = [row for row in self.json if wanted.items() <= row.items()]
+        assert len(rows) == 1, f"expected one row with {wanted}: {self.json}"
+        return dict(rows[0])
 
 
 Call = Callable[..., CommandResult]

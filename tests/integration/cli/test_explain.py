@@ -14,6 +14,7 @@ from bridge.events.envelope import read_event
 from bridge.events.filters import Filter
 from bridge.outbox.state_dir import StateFolder
 from tests.support.cli import Cli
+from tests.support.only import only
 from tests.support.outbox import OTHER_TYPE, TYPE, event, open_outbox
 from tests.support.status import write_raw
 
@@ -37,7 +38,7 @@ def cloud_event(**data: Any) -> dict[str, Any]:
 
 def explained(cli: Cli, *arguments: str) -> list[tuple[str, str, str]]:
     """Return each sink's name, why it does not take the event, and where the event is."""
-    (event,) = cli("explain", "--json", *arguments).json
+    event = only(cli("explain", "--json", *arguments).json)
     return [(sink["sink"], sink["why"], sink["state"]) for sink in event["sinks"]]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from bridge.outbox.state_dir import StateFolder
 from tests.support.cli import Cli
+from tests.support.only import only
 from tests.support.outbox import OTHER_TYPE, event
 from tests.support.status import write_raw
 
@@ -47,7 +48,7 @@ def test_list_shows_what_waits_with_its_age_and_the_sinks_last_error(filled: Cli
     done = filled("outbox", "list", "--waiting")
     assert re.search(rf"3 +ops +\d.*s +{OTHER_TYPE} +three +2 +20\d\d-\S+Z +503 from https://x", done.out)
     assert len(done.out.splitlines()) == 5  # sink other has all three
-    (row,) = rows(filled, "--waiting", "--sink", "ops")
+    row = only(rows(filled, "--waiting", "--sink", "ops"))
     assert (row["id"], row["subject"], row["tries"]) == ("three", "three", 2)
     assert filled("outbox", "list", "--waiting", "--limit", "1").out.count("\n") == 2
 

@@ -30,6 +30,7 @@ from bridge.lab.servicebus.messages import Content
 from bridge.sinks.servicebus import to_message
 from tests.support.cli import Call
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, VM, entry, envelope_of, thorough
+from tests.support.only import only
 from tests.support.samples import reporting
 from tests.support.schemas import (
     BY_NAME,
@@ -224,8 +225,8 @@ def test_readme_links_every_schema() -> None:
 
 
 def sql_filters() -> list[str]:
-    (block,) = re.findall(r"```sql\n(.*?)```", (SCHEMAS / "README.md").read_text(), re.DOTALL)
-    return list(block.splitlines())
+    blocks = re.findall(r"```sql\n(.*?)```", (SCHEMAS / "README.md").read_text(), re.DOTALL)
+    return list(only(blocks).splitlines())
 
 
 @pytest.mark.parametrize("expression", sql_filters())
