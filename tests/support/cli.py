@@ -55,9 +55,13 @@ class Cli:
         """Write these settings."""
         self.config.write_text(toml({"state_dir": self.config.parent / "state", **settings}))
 
+    def here(self, **settings: Any) -> None:
+        """Write these settings, and the lab's IMDS."""
+        self.write(imds={"endpoint": self._imds().url("web-0")}, **settings)
+
     def sinks(self, **sinks: dict[str, Any]) -> None:
         """Write these sinks, and the lab's IMDS."""
-        self.write(imds={"endpoint": self._imds().url("web-0")}, sinks=sinks)
+        self.here(sinks=sinks)
 
     def state(self, role: str = "forward") -> Path:
         """Return the state folder of a role."""

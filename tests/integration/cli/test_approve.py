@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -220,12 +220,6 @@ def test_with_wait_it_says_that_some_receipts_are_missing(
     assert (done.code, "only 1 of 2 receipts within 60s: of rejections, at most 100" in done.err) == (3, True)
 
 
-def test_more_event_ids_than_a_command_may_have_are_refused(approve: Cli, bus: ServiceBusLab) -> None:
-    done = approve("approve", *[f"E-{number}" for number in range(101)])
-    assert (done.code, bus.entity(QUEUE).messages) == (2, ())
-    assert "given 101 EventIds, expected at most 100" in done.err
-
-
 def test_with_wait_it_says_when_no_receipt_comes(approve: Cli, bus: ServiceBusLab, waiting: Waiting) -> None:
     with waiting_command(approve, bus, "E-1") as (_, finish):
         waiting.expire()
@@ -252,19 +246,28 @@ def test_without_ids_it_lists_the_scheduled_events_and_asks_where_there_is_a_ter
     assert sum(map(len, sent)) == approved
 
 
-@pytest.mark.parametrize("ids", [["a b"], ["A", "a"], ["x" * 201], [""]])
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        (["a b"], "EventId"),
+        (["A", "a"], "an EVENT_ID is given twice"),
+        (["x" * 201], "EventId"),
+        ([""], "EventId"),
+        ([f"E-{number}" for number in range(101)], "given 101 EventIds, expected at most 100"),
+    ],
+    ids=["with a space", "twice", "too long", "empty", "too many"],
+)
 def test_a_command_that_every_listener_would_refuse_is_not_sent(
-    approve: Cli, bus: ServiceBusLab, ids: list[str]
+    approve: Cli, bus: ServiceBusLab, ids: list[str], reason: str
 ) -> None:
     done = approve("approve", *ids)
     assert (done.code, bus.entity(QUEUE).messages) == (2, ())
+    assert reason in done.err
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("10m", 600), ("90s", 90), ("1h", 3600), ("2", 120), ("3min", 180)]
-)
-def test_durations_are_read(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
+def test_durations_are_read() -> None:
+    durations = {"10m": 600, "90s": 90, "1h": 3600, "2": 120, "3min": 180}
+    assert {text: parse_duration(text) for text in durations} == durations
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "-1m", "1.5h", "soon"])
@@ -292,10 +295,6 @@ def test_a_sink_that_is_the_approvals_entity_is_a_fault(
     cli: Cli, sink: dict[str, str], approvals: dict[str, str], fault: str
 ) -> None:
     cli.write(sinks={"all": {"kind": "servicebus", **sink}}, approvals=approvals)
-    if not fault:
-        assert set(load(cli.config, {}).sinks) == {"all"}
-        return
-    with pytest.raises(
-        ConfigError, match=rf"sinks\.all\.{fault}: .*the entity that \[approvals\] receives from"
-    ):
+    text = rf"sinks\.all\.{fault}: .*the entity that \[approvals\] receives from"
+    with pytest.raises(ConfigError, match=text) if fault else nullcontext():
         load(cli.config, {})

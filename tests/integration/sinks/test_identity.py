@@ -1,11 +1,14 @@
-"""Sinks with the identity of the VM: where its token comes from, how long it is kept, and what fails without one."""
+"""Sinks with the identity of the VM: where its token comes from, what fails without one, and logs as a receiver."""
 
 from __future__ import annotations
 
 import logging
+import re
+import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,15 +19,29 @@ from azure.servicebus import ServiceBusClient
 from bridge.azure import credentials
 from bridge.azure import servicebus as servicebus_module
 from bridge.config.bus import EventGridSettings, IdentitySettings, ServiceBusSettings
-from bridge.errors import DeliveryError, Misconfigured, Unavailable
+from bridge.config.loader import load
+from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
+from bridge.formats.samples import samples
+from bridge.service.parts import build_sinks
 from bridge.sinks.base import Sink
 from bridge.sinks.eventgrid import EventGridSink
 from bridge.sinks.servicebus import REST_SECONDS, ServiceBusSink
+from bridge.sinks.webhook import WebhookSink
+from tests.support.bicep import FOLDER
+from tests.support.cli import Cli
 from tests.support.clock import MovedClock
 from tests.support.eventgrid import EventGridLab
 from tests.support.inbox import Inbox
+from tests.support.logs_ingestion import MAX_BYTES, LogsIngestion
+from tests.support.only import only
+from tests.support.pages import blocks
+from tests.support.paths import ROOT
+from tests.support.process import stored_event, toml
 from tests.support.servicebus import ServiceBusLab, entities
+from tests.support.settings import faults
 from tests.support.sinks import EVENT, QUEUE, TOKEN, TokenEndpoint, failure, set_proxy, webhook_sink
+
+SCOPE = "https://monitor.azure.com/.default"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +55,7 @@ class Case:
 
 
 @pytest.fixture
-def imds(monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenEndpoint]:
+def tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenEndpoint]:
     for name in ("AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AZURE_CLIENT_ID", "of-the-environment")
@@ -52,7 +69,7 @@ def imds(monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenEndpoint]:
 def webhook(stack: ExitStack, folder: Path, **settings: Any) -> Case:
     inbox = stack.enter_context(Inbox())
     inbox.require_token(TOKEN)
-    sink = webhook_sink(folder, inbox.url, token_scope="https://monitor.azure.com/.default", **settings)  # noqa: S106
+    sink = webhook_sink(folder, inbox.url, token_scope=SCOPE, **settings)
     return Case(sink=sink, resource="https://monitor.azure.com", arrived=lambda: len(inbox.accepted))
 
 
@@ -112,17 +129,17 @@ def build(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Build]:
     ids=["by its client id", "by the environment", "last of several credentials"],
 )
 def test_an_identity_gets_a_token_from_imds_without_a_proxy_and_keeps_it_until_the_reload(
-    build: Build, imds: TokenEndpoint, kind: Build, settings: dict[str, Any], client_id: str
+    build: Build, tokens: TokenEndpoint, kind: Build, settings: dict[str, Any], client_id: str
 ) -> None:
     case = build(kind, **settings)
     case.sink.send([EVENT])
     case.rest()
     case.sink.send([EVENT])
-    assert len(imds.requests) == 1
+    assert len(tokens.requests) == 1
     case.sink.reload()
     case.sink.send([EVENT])
-    assert (len(imds.requests), case.arrived()) == (2, 3)
-    asked = imds.requests[0].split()[1].partition("?")[2].split("&")
+    assert (len(tokens.requests), case.arrived()) == (2, 3)
+    asked = tokens.requests[0].split()[1].partition("?")[2].split("&")
     assert {f"resource={case.resource}", f"client_id={client_id}"} <= set(asked)
 
 
@@ -147,9 +164,9 @@ def test_only_the_default_credential_asks_others_as_well() -> None:
     ],
 )
 def test_without_a_token_the_event_waits_for_one_and_the_reason_decides_how(
-    build: Build, imds: TokenEndpoint, kind: Build, answer: tuple[int, float], error: type[DeliveryError]
+    build: Build, tokens: TokenEndpoint, kind: Build, answer: tuple[int, float], error: type[DeliveryError]
 ) -> None:
-    imds.answers.append(answer)
+    tokens.answers.append(answer)
     case = build(kind)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(credentials._LIMITS, "read_timeout", 0.2)
@@ -159,3 +176,115 @@ def test_without_a_token_the_event_waits_for_one_and_the_reason_decides_how(
     case.sink.reload()
     case.sink.send([EVENT])
     assert case.arrived() == 1
+
+
+# --- a webhook into a simulated Logs Ingestion API ---
+
+
+RESERVED = {"id", "Type", "Title", "TenantId", "SourceSystem", "RawData", "Computer"}
+
+
+def recipe() -> dict[str, Any]:
+    """Return the sink of the page."""
+    text = only(one.text for one in blocks(ROOT / "docs/delivery.md") if "token_scope" in one.text)
+    return dict(tomllib.loads(text)["sinks"]["logs"])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LogsIngestion]:
+    with LogsIngestion(TOKEN) as started:
+        yield started
+
+
+@pytest.fixture
+def logs(server: LogsIngestion) -> LogsIngestion:
+    """Return the API as if it had just been started: its server takes half a second to end."""
+    server.token = TOKEN
+    server.rows.clear()
+    server.answers.clear()
+    return server
+
+
+@pytest.fixture
+def sink(logs: LogsIngestion, tmp_path: Path) -> Iterator[WebhookSink]:
+    """Return the sink of the page with the URL of the simulated API."""
+    file = tmp_path / "config.toml"
+    file.write_text(toml({"sinks": {"logs": {**recipe(), "url": logs.url}}}))
+    with closing(build_sinks(load(file, {}).sinks)["logs"]) as built:
+        assert isinstance(built, WebhookSink)
+        yield built
+
+
+def columns() -> set[str]:
+    """Return the columns of the Bicep module."""
+    text = (FOLDER / "modules/loganalytics.bicep").read_text()
+    return set(re.findall(r"name: '(\w+)'\n +type:", text.partition("var columns")[2].partition("\n]")[0]))
+
+
+@pytest.mark.usefixtures("tokens")
+def test_each_event_of_the_page_is_a_row_in_the_columns_of_the_module(
+    logs: LogsIngestion, sink: WebhookSink
+) -> None:
+    late = datetime.now(UTC) - timedelta(days=3)  # Azure replaces its TimeGenerated
+    chosen = [one for one in samples(late) if ".scheduledevent." in one.type]
+    assert len(chosen) == 7
+    for event in chosen:
+        sink.send([event])
+    assert logs.answers == [204] * 7
+    assert [row["CloudEventType"] for row in logs.rows] == [one.type for one in chosen]
+    for row, event in zip(logs.rows, chosen, strict=True):
+        assert row.keys() == columns()
+        assert row["Resources"] == event.envelope["data"]["Resources"]
+        assert datetime.fromisoformat(row["TimeGenerated"]) > late + timedelta(days=2)
+        assert row["CloudEventTime"] == event.envelope["time"]
+    assert not columns() & RESERVED
+
+
+@pytest.mark.usefixtures("tokens")
+def test_a_refused_token_names_the_role_and_shows_no_token(
+    logs: LogsIngestion, sink: WebhookSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    logs.token = ""
+    error = failure(sink)
+    assert type(error) is Misconfigured
+    assert "lacks a role: Monitoring Metrics Publisher on the data collection rule" in str(error)
+    assert TOKEN not in f"{error}{error.__cause__}{caplog.text}"
+
+
+@pytest.mark.usefixtures("tokens")
+def test_a_row_above_the_limit_is_a_dead_letter_and_says_nothing_of_a_role(sink: WebhookSink) -> None:
+    error = failure(sink, stored_event(1, Resources=["x" * MAX_BYTES]))
+    assert (type(error), error.status) == (Rejected, 413)
+    assert "role" not in str(error)
+
+
+@pytest.mark.usefixtures("tokens")
+def test_check_names_scope_and_sink_and_render_hides_the_header(logs: LogsIngestion, cli: Cli) -> None:
+    cli.sinks(logs={**recipe(), "url": logs.url})
+    row = cli.check().row(check="sink logs")
+    assert (row["result"], SCOPE in row["message"]) == ("ok", True)
+    asked = len(logs.answers)
+    shown = cli("render", "--type", "scheduledevent.started").out
+    assert "Authorization: ***" in shown
+    assert TOKEN not in f"{row}{shown}"
+    assert len(logs.answers) == asked
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        (
+            {"bearer_token": "abc"},
+            "sinks.ops.token_scope: expected neither bearer_token nor a header Authorization",
+        ),
+        ({"headers": {"authorization": "Basic abc"}}, "sinks.ops.token_scope: expected neither bearer_token"),
+        ({"url": "http://example.org", "allow_http": True}, "sinks.ops.url: "),
+        ({"token_scope": "https://monitor.azure.com"}, "sinks.ops.token_scope: given"),
+    ],
+)
+def test_what_contradicts_or_would_show_a_token_is_refused(
+    tmp_path: Path, more: dict[str, Any], fault: str
+) -> None:
+    given = {"kind": "webhook", "url": "https://example.org/hook", "token_scope": SCOPE, **more}
+    assert only(faults(tmp_path, toml({"sinks": {"ops": given}}))).startswith(fault)
