@@ -87,6 +87,7 @@ def test_help_shows_every_command_the_exit_codes_and_examples(call: Call) -> Non
         assert re.search(rf"^    {command} +\w", done.out, re.MULTILINE), command
     assert "exit codes:" in done.out
     assert "examples:" in done.out
+    assert call() == done, "without a command"
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *ACTIONS])
@@ -107,11 +108,6 @@ def test_the_installed_command_is_imds_bridge_and_never_bridge() -> None:
     )
     assert done.stdout == f"imds-bridge {__version__}\n"
     assert not (folder / "bridge").exists()
-
-
-def test_without_a_command_it_prints_the_help(call: Call) -> None:
-    done = call()
-    assert (done.code, done.err, done.out) == (0, "", call("--help").out)
 
 
 @pytest.mark.parametrize(

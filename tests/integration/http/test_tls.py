@@ -129,30 +129,25 @@ def test_a_client_with_its_certificate_is_let_in(
 
 
 @pytest.mark.parametrize(
-    ("newest", "text"),
-    [(ssl.TLSVersion.TLSv1_2, "handshake failure"), (ssl.TLSVersion.TLSv1_3, "certificate required")],
+    ("newest", "certificate", "text"),
+    [
+        (ssl.TLSVersion.TLSv1_2, "none", "handshake failure"),
+        (ssl.TLSVersion.TLSv1_3, "none", "certificate required"),
+        (ssl.TLSVersion.TLSv1_3, "of another authority", "unknown ca"),
+        (ssl.TLSVersion.TLSv1_3, "expired", "certificate expired"),
+    ],
 )
-@pytest.mark.parametrize("body", [None, bytes(1_000_000)])
-def test_a_client_without_a_certificate_learns_that_one_is_asked_for(
-    make_client: MakeClient, authority: Authority, newest: ssl.TLSVersion, text: str, body: bytes | None
+def test_a_client_whose_certificate_is_missing_or_refused_learns_why(
+    make_client: MakeClient, authority: Authority, newest: ssl.TLSVersion, certificate: str, text: str
 ) -> None:
+    issuer = Authority(authority.folder, "other") if certificate == "of another authority" else authority
+    pair = issuer.issue("client", days=-1 if certificate == "expired" else 1)
+    client = make_client(ca_file=authority.file, **(files(pair) if certificate != "none" else {}))
     with RawServer(answering(OK), tls=authority.server(asks=True, newest=newest)) as server:
-        error = failure(Misconfigured, make_client(ca_file=authority.file), server.url, body=body)
-        assert server.requests == []
-    assert error.endswith(f"TLS failed: the server refused: {text}")
-
-
-def test_a_client_whose_certificate_is_refused_learns_why(
-    make_client: MakeClient, authority: Authority
-) -> None:
-    expired, unknown = (
-        authority.issue("expired", days=-1),
-        Authority(authority.folder, "other").issue("other"),
-    )
-    with RawServer(answering(OK), tls=authority.server(asks=True)) as server:
-        for pair, text in ((unknown, "unknown ca"), (expired, "certificate expired")):
-            error = failure(Misconfigured, make_client(ca_file=authority.file, **files(pair)), server.url)
+        for body in (None, bytes(1_000_000)):
+            error = failure(Misconfigured, client, server.url, body=body)
             assert error.endswith(f"TLS failed: the server refused: {text}")
+        assert server.requests == []
 
 
 def test_rotated_files_are_used_after_a_close(make_client: MakeClient, authority: Authority) -> None:
