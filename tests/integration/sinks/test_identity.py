@@ -18,8 +18,9 @@ from azure.servicebus import ServiceBusClient
 
 from bridge.azure import credentials
 from bridge.azure import servicebus as servicebus_module
-from bridge.config.bus import EventGridSettings, IdentitySettings, ServiceBusSettings
+from bridge.config.bus import EventGridSettings, ServiceBusSettings
 from bridge.config.loader import load
+from bridge.config.sinks import IdentitySettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.formats.samples import samples
 from bridge.service.parts import build_sinks
@@ -87,7 +88,7 @@ def servicebus(stack: ExitStack, _: Path, **settings: Any) -> Case:
     patch = stack.enter_context(pytest.MonkeyPatch.context())
     patch.setattr(servicebus_module, "ServiceBusClient", partial(ServiceBusClient, use_tls=False))
     clock = MovedClock()
-    where = {"namespace": f"127.0.0.1:{bus.port}", "queue": QUEUE}
+    where: dict[str, Any] = {"namespace": f"127.0.0.1:{bus.port}", "queue": QUEUE}
     sink = ServiceBusSink(ServiceBusSettings(kind="servicebus", **where, **settings), clock=clock)
 
     def rest() -> None:
