@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -60,14 +60,17 @@ class Waiting:
 
     looks: int = 0
     ahead_seconds: float = 0.0
-    may_look: Event = field(default_factory=Event)
+    is_resting: bool = False
+    may_look: Lock = field(default_factory=Lock)
 
     def monotonic(self) -> float:
         return time.monotonic() + self.ahead_seconds
 
     def sleep(self, _: float) -> None:
-        self.looks += 1
-        self.may_look.wait(LIMIT_SECONDS)
+        self.is_resting = True
+        with self.may_look:
+            self.is_resting = False
+            self.looks += 1
         time.sleep(0.01)
 
     def expire(self) -> None:
@@ -79,20 +82,16 @@ class Waiting:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let it look again only after the block."""
-        self.may_look.clear()
-        before = self.looks
-        wait_until(lambda: self.looks > before)
-        yield
-        self.may_look.set()
+        with self.may_look:
+            wait_until(lambda: self.is_resting)
+            yield
 
 
 @pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Waiting:
     clock = Waiting()
-    clock.may_look.set()
     monkeypatch.setattr(module, "time", clock)
-    yield clock
-    clock.may_look.set()
+    return clock
 
 
 @contextmanager
