@@ -35,6 +35,7 @@ from azure.servicebus.exceptions import (
 )
 
 from bridge.lab.servicebus.config import load
+from tests.support.only import only
 from tests.support.paths import DATA
 from tests.support.process import wait_until
 from tests.support.servicebus import ServiceBusLab
@@ -44,6 +45,7 @@ TOPIC = "events"
 SEND_SECONDS = 20.0
 WAIT_SECONDS = 30.0  # for what must come
 STALL_SECONDS = 0.5  # for what must not
+SOCKET_SECONDS = 0.2  # the SDK's own
 
 EMULATOR = "mcr.microsoft.com/azure-messaging/servicebus-emulator:latest"
 SQL_SERVER = "mcr.microsoft.com/mssql/server:2022-latest"
@@ -56,10 +58,18 @@ SOCKET = Path("/var/run/docker.sock")
 
 @dataclass(frozen=True, kw_only=True)
 class Bus:
-    """Reach one bus, by its connection string."""
+    """Reach one bus, by its connection string.
+
+    Attributes:
+        stall_seconds: how long to wait for what must not come.
+        socket_seconds: how long the SDK reads before it looks at the time, and twice when it closes a receiver.
+        advance: moves its clock; without one, a receiver waits.
+    """
 
     connection_string: str
-    advance: Callable[[float], None] = lambda _: None  # moves its clock; without one, a receiver waits
+    stall_seconds: float = STALL_SECONDS
+    socket_seconds: float = SOCKET_SECONDS
+    advance: Callable[[float], None] = lambda _: None
 
     def client(self) -> ServiceBusClient:
         """Return a client; as a context manager it closes what it gave."""
@@ -84,7 +94,10 @@ class Bus:
     @contextmanager
     def receiving(self, entity: str, **options: Any) -> Iterator[ServiceBusReceiver]:
         """Give a receiver on a connection of its own."""
-        with self.client() as client, self.receiver(client, entity, **options) as receiver:
+        # What is still on its way when a receiver is closed needs the SDK's own time.
+        seconds = SOCKET_SECONDS if "prefetch_count" in options else self.socket_seconds
+        given = {"socket_timeout": seconds, **options}
+        with self.client() as client, self.receiver(client, entity, **given) as receiver:
             yield receiver
 
     def receive(self, entity: str, count: int, **options: Any) -> list[ServiceBusReceivedMessage]:
@@ -93,13 +106,16 @@ class Bus:
             messages = collect(receiver, count)
             for message in messages:
                 receiver.complete_message(message)
-            assert nothing(receiver)
+            assert self.gives_nothing(receiver)
             return messages
+
+    def gives_nothing(self, receiver: ServiceBusReceiver) -> bool:
+        """Return whether no message comes."""
+        return not receiver.receive_messages(1, max_wait_time=self.stall_seconds)
 
     def dead_letter(self, entity: str) -> ServiceBusReceivedMessage:
         """Take the only dead letter."""
-        (message,) = self.receive(entity, 1, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
-        return message
+        return only(self.receive(entity, 1, sub_queue=ServiceBusSubQueue.DEAD_LETTER))
 
     def wait_until_gone(self, receiver: ServiceBusReceiver) -> None:
         """Peek until a queue shows no message any more."""
@@ -115,15 +131,9 @@ def collect(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceived
     return messages
 
 
-def only(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage:
+def take(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage:
     """Receive the one message that must come."""
-    (message,) = collect(receiver, 1)
-    return message
-
-
-def nothing(receiver: ServiceBusReceiver) -> bool:
-    """Return whether no message comes."""
-    return not receiver.receive_messages(1, max_wait_time=STALL_SECONDS)
+    return only(collect(receiver, 1))
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +207,12 @@ def bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
     """Return a bus with empty entities."""
     if request.param == "lab":
         with ServiceBusLab(CONFIG) as started:
-            yield Bus(connection_string=started.connection_string, advance=started.advance)
+            yield Bus(
+                connection_string=started.connection_string,
+                stall_seconds=0.1,
+                socket_seconds=0.02,
+                advance=started.advance,
+            )
             assert started.failures == ()
         return
     shared = request.getfixturevalue("emulator")
@@ -221,7 +236,7 @@ def test_a_message_arrives_with_its_properties_and_body(bus: Bus) -> None:
     }
     properties: dict[Any, Any] = {"cloudEvents_type": "t", "EventStatus": "Scheduled", "empty": ""}
     bus.send("plain", ServiceBusMessage(b"{}", application_properties=properties, **given))
-    (message,) = bus.receive("plain", 1)
+    message = only(bus.receive("plain", 1))
     assert {name: getattr(message, name) for name in given} == given
     assert (b"".join(message.body), message.delivery_count) == (b"{}", 0)
     sent = {name.encode(): value.encode() for name, value in properties.items()}
@@ -249,7 +264,7 @@ def test_a_message_above_the_limit_is_refused_and_one_of_200_kilobytes_arrives_w
         with pytest.raises(MessageSizeExceededError):
             sender.send_messages(ServiceBusMessage(body * 10), timeout=SEND_SECONDS)
         sender.send_messages(ServiceBusMessage(body), timeout=SEND_SECONDS)
-    (message,) = bus.receive("plain", 1)
+    message = only(bus.receive("plain", 1))
     assert b"".join(message.body) == body
 
 
@@ -267,21 +282,21 @@ def test_an_unknown_entity_is_not_found(bus: Bus) -> None:
 def test_a_completed_message_does_not_come_back_and_is_not_settled_twice(bus: Bus) -> None:
     bus.send("plain", ServiceBusMessage("1"))
     with bus.receiving("plain") as receiver:
-        message = only(receiver)
+        message = take(receiver)
         receiver.complete_message(message)
         with pytest.raises(MessageAlreadySettled):
             receiver.complete_message(message)
-        assert nothing(receiver)
+        assert bus.gives_nothing(receiver)
 
 
 def test_an_abandoned_message_comes_back_counted_and_after_three_deliveries_is_dead(bus: Bus) -> None:
     bus.send("plain", ServiceBusMessage("1", message_id="m1"))
     with bus.receiving("plain") as receiver:
         for count in range(3):
-            message = only(receiver)
+            message = take(receiver)
             assert (str(message), message.delivery_count) == ("1", count)
             receiver.abandon_message(message)
-        assert nothing(receiver)
+        assert bus.gives_nothing(receiver)
     dead = bus.dead_letter("plain")
     assert (dead.message_id, dead.dead_letter_reason) == ("m1", "MaxDeliveryCountExceeded")
 
@@ -289,8 +304,8 @@ def test_an_abandoned_message_comes_back_counted_and_after_three_deliveries_is_d
 def test_a_dead_letter_has_a_reason_and_a_description(bus: Bus) -> None:
     bus.send("plain", ServiceBusMessage("1", application_properties={"kept": "yes"}))
     with bus.receiving("plain") as receiver:
-        receiver.dead_letter_message(only(receiver), reason="malformed", error_description="no EventId")
-        assert nothing(receiver)
+        receiver.dead_letter_message(take(receiver), reason="malformed", error_description="no EventId")
+        assert bus.gives_nothing(receiver)
     dead = bus.dead_letter("plain")
     assert (str(dead), (dead.application_properties or {})[b"kept"]) == ("1", b"yes")
     assert (dead.dead_letter_reason, dead.dead_letter_error_description) == ("malformed", "no EventId")
@@ -299,7 +314,7 @@ def test_a_dead_letter_has_a_reason_and_a_description(bus: Bus) -> None:
 def test_a_lock_can_be_renewed(bus: Bus) -> None:
     bus.send("plain", ServiceBusMessage("1"))
     with bus.receiving("plain") as receiver:
-        message = only(receiver)
+        message = take(receiver)
         before = message.locked_until_utc
         assert before is not None
         assert timedelta() < before - datetime.now(UTC) < timedelta(seconds=90)
@@ -310,10 +325,10 @@ def test_a_lock_can_be_renewed(bus: Bus) -> None:
 def test_a_message_whose_lock_ends_goes_to_another_receiver_counted(bus: Bus) -> None:
     bus.send("short-lock", ServiceBusMessage("1"))
     with bus.receiving("short-lock") as first:
-        only(first)
+        take(first)
         with bus.receiving("short-lock") as second:
             bus.advance(5)
-            again = only(second)
+            again = take(second)
             assert (str(again), again.delivery_count) == ("1", 1)
             second.complete_message(again)
 
@@ -321,7 +336,7 @@ def test_a_message_whose_lock_ends_goes_to_another_receiver_counted(bus: Bus) ->
 def test_closing_a_receiver_hands_back_what_it_had_not_given_out(bus: Bus) -> None:
     bus.send("plain", *(ServiceBusMessage(str(number)) for number in range(5)))
     with bus.receiving("plain", prefetch_count=20) as receiver:
-        receiver.complete_message(only(receiver))
+        receiver.complete_message(take(receiver))
     rest = bus.receive("plain", 4)
     assert sorted(bodies(rest)) == ["1", "2", "3", "4"]
 
@@ -361,13 +376,13 @@ def test_a_session_gives_its_own_messages_in_order(bus: Bus) -> None:
     for body, session_id in (("1", first), ("x", second), ("2", first)):
         bus.send("sessions", ServiceBusMessage(body, session_id=session_id))
     assert bodies(bus.receive("sessions", 2, session_id=first)) == ["1", "2"]
-    (message,) = bus.receive("sessions", 1, session_id=second)
+    message = only(bus.receive("sessions", 1, session_id=second))
     assert (str(message), message.session_id) == ("x", second)
 
 
 def test_with_no_session_available_the_wait_ends(bus: Bus) -> None:
     with bus.client() as client, pytest.raises(OperationTimeoutError):
-        bus.receiver(client, "sessions", session_id=NEXT_AVAILABLE_SESSION, max_wait_time=1).__enter__()
+        bus.receiver(client, "sessions", session_id=NEXT_AVAILABLE_SESSION, max_wait_time=0.3).__enter__()
 
 
 def test_a_session_is_locked_by_one_receiver_at_a_time_and_the_next_one_has_a_message(bus: Bus) -> None:
@@ -383,7 +398,7 @@ def test_a_session_is_locked_by_one_receiver_at_a_time_and_the_next_one_has_a_me
         with following as second:
             assert second.session.session_id == session_id
             assert second.session.renew_lock(timeout=WAIT_SECONDS) > datetime.now(UTC)
-            second.complete_message(only(second))
+            second.complete_message(take(second))
 
 
 def test_without_a_session_nothing_is_sent_to_or_received_from_an_entity_that_requires_one(bus: Bus) -> None:

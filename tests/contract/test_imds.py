@@ -97,25 +97,17 @@ def test_approvals_reach_imds_with_the_ids_as_given(case: Case) -> None:
 
 
 @pytest.mark.parametrize("method", ["document", "instance", "approve"])
-@pytest.mark.parametrize("status", [400, 429, 503])
-def test_a_refusal_carries_its_status_and_the_next_call_succeeds(
-    case: Case, method: str, status: int
+@pytest.mark.parametrize(("status", "retry_after"), [(400, None), (429, None), (429, 3), (503, None)])
+def test_a_refusal_carries_its_status_and_retry_after_and_the_next_call_succeeds(
+    case: Case, method: str, status: int, retry_after: int | None
 ) -> None:
     case.serve(DOCUMENT)
-    case.fail(method, status)
+    case.fail(method, status, retry_after=retry_after)
     with pytest.raises(ImdsError) as raised:
         call(case.imds, method)
-    assert raised.value.status == status
-    assert raised.value.retry_after_seconds is None
+    assert (raised.value.status, raised.value.retry_after_seconds) == (status, retry_after)
     assert case.approved() == []
     call(case.imds, method)
-
-
-def test_a_refusal_carries_its_retry_after(case: Case) -> None:
-    case.fail("document", 429, retry_after=3)
-    with pytest.raises(ImdsError) as raised:
-        case.imds.document()
-    assert raised.value.retry_after_seconds == 3
 
 
 def test_a_call_after_close_opens_a_new_connection(case: Case) -> None:

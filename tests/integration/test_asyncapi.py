@@ -14,6 +14,7 @@ from bridge.approvals.command import COMMAND_APPROVE
 from bridge.contract.schemas import CLOUDEVENT, file_name
 from bridge.contract.types import EVENT_NAMES, type_of
 from tests.support.npm import node_modules, run_script
+from tests.support.only import only
 from tests.support.paths import DATA
 from tests.support.schemas import BY_NAME, EXAMPLES, SCHEMAS
 
@@ -85,7 +86,8 @@ def test_every_type_has_a_message_that_every_transport_carries(document: dict[st
 
 @pytest.mark.parametrize("name", EVENT_NAMES)
 def test_a_message_is_the_cloudevent_of_its_type(document: dict[str, Any], name: str) -> None:
-    (message,) = (one for one in document["components"]["messages"].values() if one["name"] == type_of(name))
+    messages = document["components"]["messages"].values()
+    message = only(one for one in messages if one["name"] == type_of(name))
     assert message["payload"]["properties"]["type"]["const"] == type_of(name)
     example = json.loads((EXAMPLES / file_name(name)).read_text())
     # AsyncAPI's own schemas are draft-07: ours must mean the same there.

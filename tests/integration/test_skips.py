@@ -27,9 +27,9 @@ def test_each_reason_is_told_once_and_ci_may_lack_only_docker(tmp_path: Path, ci
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "1", "-p", "tests.support.skips", "test_it.py"],
+        [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "1", "-p", "tests.support.skips", "test_it.py"],
         cwd=tmp_path,
-        env={**os.environ, "CI": ci, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "CI": ci, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

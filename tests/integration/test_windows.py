@@ -20,6 +20,7 @@ import pytest
 from bridge.outbox.state_dir import STATUS, StateFolder
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
+from tests.support.only import only
 from tests.support.process import LIMIT_SECONDS, Forward, environment, toml
 from tests.support.status import read_raw, write_raw
 from tests.support.windows import BREAK, ROOT
@@ -52,9 +53,8 @@ def simulated(*arguments: str, env: Mapping[str, str] | None = None) -> subproce
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, BREAK])
 def test_a_change_reaches_a_webhook_a_second_process_is_refused_and_ctrl_c_or_ctrl_break_ends_the_first(
-    imds: ImdsLab, inbox: Inbox, tmp_path: Path, number: signal.Signals
+    imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     with SimulatedForward(tmp_path, imds, inbox) as forward:
         forward.wait_for_status(lambda status: status["running"])
@@ -66,10 +66,14 @@ def test_a_change_reaches_a_webhook_a_second_process_is_refused_and_ctrl_c_or_ct
         assert f"is held by process {forward.process.pid}:".encode() in second.stderr
         forward.wait_for_status(lambda status: status["last_good_at"])
         assert simulated("status", "--config", str(forward.config)).returncode == 0
-        forward.signal(number)
+        forward.signal(signal.SIGINT)
         assert forward.wait() == 0, forward
         assert forward.status()["running"] is False
     assert simulated("status", "--config", str(forward.config)).returncode == 3
+    with forward:
+        forward.wait_for_status(lambda status: status["running"])
+        forward.signal(BREAK)
+        assert forward.wait() == 0, forward
 
 
 def test_the_configuration_is_looked_for_where_windows_keeps_it_and_output_is_utf_8(tmp_path: Path) -> None:
@@ -113,7 +117,7 @@ README, INSTALL, DRAIN, RECOVER = (
 @pytest.mark.parametrize("role", ["forward", "listen", "relay"])
 def test_each_service_loads_the_configuration_of_its_role(role: str) -> None:
     service = (FOLDER / "imds-bridge.xml").read_text().replace("@ROLE@", role)
-    (arguments,) = re.findall("<arguments>(.*)</arguments>", service)
+    arguments = only(re.findall("<arguments>(.*)</arguments>", service))
     config = rf"C:\ProgramData\imds-bridge\{role}.toml"
     assert arguments.split()[3:] == [role, "--config", config]
     assert r"$Data = 'C:\ProgramData\imds-bridge'" in INSTALL
@@ -121,19 +125,15 @@ def test_each_service_loads_the_configuration_of_its_role(role: str) -> None:
 
 
 def test_the_programs_that_the_page_shows_are_installed_and_one_rule_runs_both() -> None:
-    (rule,) = (
-        rule
-        for text in re.findall("```toml\n(.*?)```", README, re.DOTALL)
-        for rule in tomllib.loads(text).get("approvals", {}).get("auto", [])
-    )
+    shown = map(tomllib.loads, re.findall("```toml\n(.*?)```", README, re.DOTALL))
+    rule = only(rule for one in shown for rule in one.get("approvals", {}).get("auto", []))
     for name, script in (("run", DRAIN), ("recover", RECOVER)):
-        (example,) = re.findall(r"\.EXAMPLE\n(.*)", script)
-        assert tomllib.loads(example) == {name: rule[name]}
+        assert tomllib.loads(only(re.findall(r"\.EXAMPLE\n(.*)", script))) == {name: rule[name]}
         assert rule[name][1] == "-NoProfile"  # a profile can redefine what a script calls
-    shown = {Path(rule[name][-2].replace("\\", "/")).name for name in ("run", "recover")}
-    assert shown == {path.name for path in FOLDER.glob("*.ps1")} - {"install.ps1"}
-    (copied,) = re.findall(r"foreach \(\$Example in (.*)\) \{", INSTALL)
-    assert set(re.findall(r"\w+\.ps1", copied)) == shown
+    programs = {Path(rule[name][-2].replace("\\", "/")).name for name in ("run", "recover")}
+    assert programs == {path.name for path in FOLDER.glob("*.ps1")} - {"install.ps1"}
+    copied = only(re.findall(r"foreach \(\$Example in (.*)\) \{", INSTALL))
+    assert set(re.findall(r"\w+\.ps1", copied)) == programs
     assert "sinks.recover" not in README
 
 
@@ -185,7 +185,7 @@ def test_a_failed_upgrade_starts_the_service_again_and_a_failed_installation_lea
 def test_a_managed_service_gets_an_entry_in_its_access_list_or_the_installation_says_why_not(
     given: str, expected: str
 ) -> None:
-    (pattern,) = re.findall(r"\$List -replace '(.*?)', \"`\$&\$Entry\"", INSTALL)
+    pattern = only(re.findall(r"\$List -replace '(.*?)', \"`\$&\$Entry\"", INSTALL))
     found = re.sub(pattern, lambda one: f"{one[0]}ENTRY", given)
     assert found == (expected or given)
     assert "if ($New -eq $List) { throw" in INSTALL

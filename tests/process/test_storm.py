@@ -20,8 +20,8 @@ from tests.support.relay import TOPIC, RelayProcess, fleet_bus, subscription
 from tests.support.servicebus import ServiceBusLab
 from tests.support.storm import EVENTS, Told, event_ids, scheduled
 
-DIGEST_SECONDS = 2.0
-STORM_SECONDS = 8.0
+DIGEST_SECONDS = 1.0
+STORM_SECONDS = 4.0
 PARTS = 40
 PART = EVENTS // PARTS + 1
 FAILURES = 3

@@ -103,20 +103,21 @@ def test_without_a_supervisor_or_with_one_that_is_gone_nothing_happens(
 
 
 @pytest.mark.parametrize(
-    ("environ", "seconds"),
+    ("microseconds", "pid", "seconds"),
     [
-        ({"WATCHDOG_USEC": "120000000"}, 120.0),
-        ({"WATCHDOG_USEC": "120000000", "WATCHDOG_PID": str(os.getpid())}, 120.0),
-        ({"WATCHDOG_USEC": "120000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "0"}, None),
-        ({"WATCHDOG_USEC": "soon"}, None),
-        ({}, None),
+        ("120000000", "", 120.0),
+        ("120000000", str(os.getpid()), 120.0),
+        ("120000000", "1", None),
+        ("0", "", None),
+        ("soon", "", None),
+        ("", "", None),
     ],
 )
 def test_a_watchdog_counts_only_if_it_watches_this_process(
-    environ: dict[str, str], seconds: float | None
+    microseconds: str, pid: str, seconds: float | None
 ) -> None:
-    assert Supervisor({"NOTIFY_SOCKET": "/nowhere", **environ}).watchdog_seconds == seconds
+    given = {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": microseconds, "WATCHDOG_PID": pid}
+    assert Supervisor({name: value for name, value in given.items() if value}).watchdog_seconds == seconds
 
 
 # --- stalled threads ---
@@ -167,11 +168,12 @@ def test_a_loop_that_hangs_is_named_until_it_ends_and_no_other_thread() -> None:
 
 # --- the real process ---
 
-# The process with a sink that blocks for ever while the file `blocked` is there, and little patience for it.
-BLOCKING = """
+# The process shows its status often, and has little patience with its sink, which blocks while `blocked` is there.
+PROCESS = """
 import sys, time
 from pathlib import Path
 from bridge.runtime import threads
+from bridge.service import process
 from bridge.cli.main import main
 from bridge.sinks.stdout import StdoutSink
 
@@ -179,23 +181,18 @@ def send(self, events):
     while Path(sys.argv[1]).exists():
         time.sleep(0.01)
 
-threads.STALL_SECONDS = 3.0
+threads.STALL_SECONDS, process.TICK_SECONDS = 3.0, 0.2
 StdoutSink.send = send
 sys.exit(main(sys.argv[2:]))
 """
 
 
 def supervised(systemd: NotifySocket, folder: Path, imds: ImdsLab, **more: Any) -> Forward:
-    """Return the process under systemd with a watchdog of a second."""
+    """Return the process under systemd with a watchdog of a second; its stdout blocks while there is `blocked`."""
     given = {"endpoint": imds.url("web-0"), "poll_seconds": 0.2}
     env = {"NOTIFY_SOCKET": systemd.name, "WATCHDOG_USEC": "1000000"}
-    return Forward(folder, {"imds": given, "stop_seconds": 5.0, **more}, env=env)
-
-
-def blocking(systemd: NotifySocket, folder: Path, imds: ImdsLab, **more: Any) -> Forward:
-    """Return the process whose stdout blocks while `folder` has a file `blocked`."""
-    forward = supervised(systemd, folder, imds, **more)
-    forward._command[1:3] = ["-c", BLOCKING, str(folder / "blocked")]
+    forward = Forward(folder, {"imds": given, "stop_seconds": 5.0, **more}, env=env)
+    forward._command[1:3] = ["-c", PROCESS, str(folder / "blocked")]
     return forward
 
 
@@ -225,7 +222,7 @@ def test_a_silent_imds_holds_up_neither_ready_nor_the_watchdog_nor_the_backlog_n
     sinks = {"inbox": {"kind": "webhook", "url": inbox.url, "from_start": True}}
     inbox.fault(503, count=None)
     event_id = schedule(imds)
-    with blocking(systemd, tmp_path, imds, sinks=sinks, stop_seconds=0.5) as forward:
+    with supervised(systemd, tmp_path, imds, sinks=sinks, stop_seconds=0.5) as forward:
         forward.wait_for_status(lambda status: status["sinks"]["inbox"]["backlog"] >= 2)
         assert forward.stop() == 0, forward
     inbox.clear()
@@ -253,7 +250,7 @@ def test_a_loop_that_hangs_keeps_the_watchdog_from_being_fed_until_it_goes_on(
 ) -> None:
     blocked = tmp_path / "blocked"
     blocked.touch()
-    with blocking(systemd, tmp_path, imds) as forward:
+    with supervised(systemd, tmp_path, imds) as forward:
 
         def main_thread_goes_round() -> None:
             """Wait until the process has written its status twice from now on."""

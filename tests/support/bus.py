@@ -30,6 +30,7 @@ from bridge.service.parts import NoMeter
 from tests.support.forward import parts_of
 from tests.support.imds_lab import ImdsLab
 from tests.support.listener import RECEIPTS, command_body
+from tests.support.only import only
 from tests.support.outbox import open_outbox
 from tests.support.process import LIMIT_SECONDS, wait_until
 
@@ -254,8 +255,7 @@ class BusRig:
 
     def receipt_of(self, command_id: str) -> dict[str, Any]:
         """Wait for the only receipt of a command; return its data."""
-        (receipt,) = self.receipts_of(command_id)
-        return dict(receipt["data"])
+        return dict(only(self.receipts_of(command_id))["data"])
 
 
 def no_sdk_thread_runs() -> bool:

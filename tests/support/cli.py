@@ -29,8 +29,9 @@ class CommandResult:
 
     def row(self, **wanted: str) -> dict[str, str]:
         """Return the only row of printed JSON with these values."""
-        (found,) = (row for row in self.json if wanted.items() <= row.items())
-        return dict(found)
+        rows = [row for row in self.json if wanted.items() <= row.items()]
+        assert len(rows) == 1, f"expected one row with {wanted}: {self.json}"
+        return dict(rows[0])
 
 
 Call = Callable[..., CommandResult]
@@ -54,9 +55,13 @@ class Cli:
         """Write these settings."""
         self.config.write_text(toml({"state_dir": self.config.parent / "state", **settings}))
 
+    def here(self, **settings: Any) -> None:
+        """Write these settings, and the lab's IMDS."""
+        self.write(imds={"endpoint": self._imds().url("web-0")}, **settings)
+
     def sinks(self, **sinks: dict[str, Any]) -> None:
         """Write these sinks, and the lab's IMDS."""
-        self.write(imds={"endpoint": self._imds().url("web-0")}, sinks=sinks)
+        self.here(sinks=sinks)
 
     def state(self, role: str = "forward") -> Path:
         """Return the state folder of a role."""

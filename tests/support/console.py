@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 import socket
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
 import httpx
@@ -32,7 +36,7 @@ from bridge.console.store import Store
 from bridge.console.writer import Writer
 from bridge.events.builder import Reporter
 from bridge.events.envelope import decode_event
-from bridge.events.model import CloudEvent, structured
+from bridge.events.model import structured
 from bridge.imds.diff import Change, ChangeKind
 from bridge.imds.document import Document, ScheduledEvent
 from bridge.imds.instance import Vm
@@ -40,6 +44,7 @@ from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
 from tests.support.bus import QUEUE
 from tests.support.clock import MovedClock
+from tests.support.only import only
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.samples import http_date, scheduled_event
 from tests.support.status import process_status
@@ -111,21 +116,9 @@ class FleetVm:
         self.receipts += 1
         return self.receipts
 
-    def heartbeat(
-        self,
-        at: datetime = NOW,
-        *,
-        reason: str = "Hourly",
-        version: str = "0.3.0",
-        backlog: int = 0,
-        role: str = "forward",
-        previous: tuple[str, int] | None = None,
-    ) -> bytes:
-        waiting = {"audit": backlog}
-        event = self.reporter(at, role).heartbeat(
-            reason=reason, version=version, backlog=waiting, previous=previous
-        )
-        return structured(event)
+    def heartbeat(self, at: datetime = NOW, *, role: str = "forward", backlog: int = 0, **more: Any) -> bytes:
+        given = {"reason": "Hourly", "version": "0.3.0", "backlog": {"audit": backlog}, "previous": None}
+        return structured(self.reporter(at, role).heartbeat(**{**given, **more}))
 
     def unreachable(self, at: datetime = NOW, *, since: datetime) -> bytes:
         event = self.reporter(at).unreachable(since=since, reason="no answer within 10 s", cause="NoAnswer")
@@ -135,10 +128,8 @@ class FleetVm:
         return structured(self.reporter(at).recovered(since=since, cause="NoAnswer"))
 
     def loss(self, at: datetime = NOW) -> bytes:
-        event = self.reporter(at).loss(
-            reason="SizeLimit", count=20, sink="audit", oldest=at.timestamp(), newest=at.timestamp()
-        )
-        return structured(event)
+        period = {"oldest": at.timestamp(), "newest": at.timestamp()}
+        return structured(self.reporter(at).loss(reason="SizeLimit", count=20, sink="audit", **period))
 
     def change(
         self,
@@ -150,7 +141,8 @@ class FleetVm:
         changed: Sequence[str] = (),
     ) -> bytes:
         """Return the event that this VM publishes for a change."""
-        return structured(self._change(kind, event, at, previous=previous, changed=tuple(changed)))
+        change = Change(kind=kind, event=event, previous=previous, changed=tuple(changed))
+        return structured(self.reporter(at).scheduled_event(change, seen_before=0, incarnation=2))
 
     def document(self, event: ScheduledEvent, ids: Sequence[str], at: datetime = NOW) -> bytes:
         raw = {"DocumentIncarnation": 2, "Events": [event.raw]}
@@ -167,31 +159,24 @@ class FleetVm:
         command_id: str = "order-17",
     ) -> bytes:
         command = {"Id": command_id, "RequestedBy": "ana@contoso.example", "Reason": "drained"}
+        of_event = {"EventType": "Reboot", "NotBeforeUtc": None, "DryRun": False}
         receipt = self.reporter(at, "listen").receipt(
             outcome=outcome,
             key=f"order-{at}",
             command_id=command_id,
             event_id=event.event_id,
             resources=list(event.resources),
-            data={
-                "Reason": reason,
-                "Detail": "",
-                "Command": command,
-                "EventType": "Reboot",
-                "NotBeforeUtc": None,
-                "DryRun": False,
-            },
+            data={"Reason": reason, "Detail": "", "Command": command, **of_event},
         )
         return structured(receipt)
 
     def prepared(self, event: ScheduledEvent, at: datetime = NOW) -> bytes:
         """Return the event that says that this VM's program has succeeded."""
-        reporter = self.reporter(at, "listen")
-        return structured(reporter.prepared(event, key=f"stay-{at}", seconds=12.0))
+        return structured(self.reporter(at, "listen").prepared(event, key=f"stay-{at}", seconds=12.0))
 
-    def _change(self, kind: ChangeKind, event: ScheduledEvent, at: datetime, **more: Any) -> CloudEvent:
-        change = Change(kind=kind, event=event, **more)
-        return self.reporter(at).scheduled_event(change, seen_before=0, incarnation=2)
+    def of_work(self, kind: Literal["recovered", "outofwork"], at: datetime, *, since: datetime) -> bytes:
+        """Return the event that says whether this VM's program has put it back."""
+        return structured(self.reporter(at, "listen").of_work(kind, None, since, {}))
 
 
 def event(
@@ -213,7 +198,10 @@ def event(
     return scheduled_event(at, **{**given, **more})
 
 
-def maintenance(at: datetime) -> list[bytes]:
+APPROVABLE = event("approve", vms=["web-0", "web-1"])
+
+
+def maintenance(at: datetime = NOW) -> list[bytes]:
     """Return what 300 VMs of three groups publish, each of which reboots some minutes after another one."""
     bodies = []
     for number in range(300):
@@ -269,12 +257,19 @@ class Shown:
 
     def vm(self) -> VmRow:
         """Return the only VM."""
-        (found,) = self.vms()
-        return found
+        return only(self.vms())
 
     def writer(self, **more: Any) -> Writer:
         """Return a writer of the store."""
         return Writer(self.store, clock=self.clock, stop=Stop(), **{"retain_seconds": 1e9, **more})
+
+    def ask(self, *paths: str, shown: str | None = None) -> list[httpx.Response]:
+        """Return the answers at some addresses, for an open page that shows some parts; an error is raised."""
+        return [*asyncio.run(ask(web_of(self.store, self.clock), paths, shown)).values()]
+
+    def page(self, path: str, shown: str | None = None) -> str:
+        """Return a page's HTML, of an error's too."""
+        return only(self.ask(path, shown=shown)).text
 
 
 @contextmanager
@@ -287,31 +282,32 @@ def shown(folder: Path, now: datetime = NOW) -> Iterator[Shown]:
         found.store.close()
 
 
-def web_of(store: Store, clock: Clock, **more: Any) -> Web:
+def web_of(store: Store, clock: Clock) -> Web:
     """Return the application of a store, without a server."""
-    status = process_status(clock.now(), "console")
+    settings, status = ConsoleSettings(), process_status(clock.now(), "console")
+    writer = Writer(store, clock=clock, stop=Stop(), retain_seconds=1e9)
     return Web(
-        settings=ConsoleSettings(),
+        settings=settings,
         store=store,
         clock=clock,
         live=Live(int),
-        ingest=Ingest(
-            ConsoleSettings(),
-            writer=Writer(store, clock=clock, stop=Stop(), retain_seconds=1e9),
-            clock=clock,
-        ),
+        ingest=Ingest(settings, writer=writer, clock=clock),
         registry=new_registry(Figures(lambda: status, store)),
         status=lambda: status,
-        **more,
     )
 
 
 async def ask(web: Web, paths: Sequence[str], shown: str | None = None) -> dict[str, httpx.Response]:
-    """Return the answers of some addresses, for an open page that shows some parts; an error is raised."""
+    """Return the answers at some addresses, for an open page that shows some parts; an error is raised."""
     headers = {} if shown is None else {"X-Shown": shown}
     transport = httpx.ASGITransport(web.app())
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return {path: await client.get(path, headers=headers) for path in paths}
+
+
+def text_of(page: str) -> str:
+    """Return what a page's HTML says, without its tags."""
+    return " ".join(unescape(re.sub("<[^>]+>", "", page)).split())
 
 
 def batch(bodies: Sequence[bytes]) -> bytes:
@@ -322,9 +318,15 @@ def batch(bodies: Sequence[bytes]) -> bytes:
 class RunningConsole:
     """The console on threads of this process, with requests to it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Clock | None) -> None:
         self.console = console
         self.url = console.address
+        self._clock = clock
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, for a console at a moment that stays."""
+        assert isinstance(self._clock, MovedClock)
+        self._clock.advance(seconds)
 
     def post(self, body: bytes, headers: dict[str, str] | None = None) -> requests.Response:
         return requests.post(
@@ -338,14 +340,23 @@ class RunningConsole:
     def get(self, path: str, headers: dict[str, str] | None = None) -> requests.Response:
         return requests.get(f"{self.url}{path}", headers=headers, timeout=LIMIT_SECONDS)
 
-    def put(self, path: str, body: bytes, headers: dict[str, str] | None = None) -> requests.Response:
-        return requests.put(f"{self.url}{path}", data=body, headers=headers, timeout=LIMIT_SECONDS)
+    def send_json(
+        self, method: str, path: str, body: object, headers: dict[str, str] | None = None
+    ) -> requests.Response:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        url = f"{self.url}{path}"
+        return requests.request(method, url, data=data, headers=headers, timeout=LIMIT_SECONDS)
 
-    def page(self, path: str) -> str:
+    def page(self, path: str, headers: dict[str, str] | None = None) -> str:
         """Return a page's HTML."""
-        response = self.get(path)
+        response = self.get(path, headers)
         assert response.status_code == 200, response.text
         return response.text
+
+    def connect(self) -> socket.socket:
+        """Return a connection, for requests that no client sends."""
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        return socket.create_connection((host, int(port)), LIMIT_SECONDS)
 
 
 @contextmanager
@@ -359,12 +370,19 @@ def running_console(
 
 
 @contextmanager
+def console_at(folder: Path, at: datetime = NOW, **settings: Any) -> Iterator[RunningConsole]:
+    """Run the console at a moment that stays."""
+    with running_console(folder, clock=MovedClock(at.timestamp()), **settings) as found:
+        yield found
+
+
+@contextmanager
 def running(config: Config, *, clock: Clock | None = None) -> Iterator[RunningConsole]:
     """Run the console with a whole configuration."""
     console = Console(config, clock=clock)
     threads = [start_thread(name, loop) for name, loop in console.loops().items()]
     try:
-        yield RunningConsole(console)
+        yield RunningConsole(console, clock)
     finally:
         console.end()
         for thread in threads:
@@ -393,36 +411,64 @@ def behind_proxy(**more: Any) -> dict[str, Any]:
     }
 
 
+def free_address() -> str:
+    """Return an address of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 def signed_in(name: str) -> dict[str, str]:
     """Return the headers with which the proxy says who is signed in."""
     return {"X-Proxy-Secret": PROXY_SECRET, "X-Forwarded-User": name}
 
 
+class FormOf:
+    """A form of a page that a person has opened; `fields` are the hidden ones, {} where the page shows no form."""
+
+    def __init__(
+        self, console: RunningConsole, path: str, action: str, person: Mapping[str, str] = ANA
+    ) -> None:
+        self.console, self._person = console, person
+        page, _, query = path.partition("?")
+        self.action = f"{page}/{action}{'?' if query else ''}{query}"
+        answer = console.get(path, {**person})
+        # requests keeps no secure cookie of plain http
+        self.cookie = answer.headers.get("Set-Cookie", "").partition(";")[0]
+        self.page = answer.text
+        form = self.page.partition(f"/{action}")[2].partition("</form>")[0]
+        found = re.findall('name="(token|shown)" value="([^"]*)"', form)
+        self.fields = {name: unescape(value) for name, value in found}
+
+    def post(self, headers: Mapping[str, str | None] | None = None, /, **fields: str) -> requests.Response:
+        """Send the form, filled in; a header that is None is left out."""
+        given = {**self._person, "Origin": ORIGIN, "Cookie": self.cookie, **(headers or {})}
+        return requests.post(
+            f"{self.console.url}{self.action}",
+            data={**self.fields, **fields},
+            headers=given,
+            timeout=LIMIT_SECONDS,
+            allow_redirects=False,
+        )
+
+
 @contextmanager
 def approval_console(folder: Path, connection_string: str, **more: Any) -> Iterator[RunningConsole]:
-    """Run a console behind a proxy, with approvals for the group `ops` and an event of two VMs."""
+    """Run a console at NOW behind a proxy, with approvals for the group `ops` and the event APPROVABLE."""
     approvals = ApprovalSettings(connection_string=connection_string, queue=QUEUE)  # type: ignore[arg-type] # as in TOML
     settings = behind_proxy(approver_groups=["ops"], **more)
-    with running_console(folder, approvals=approvals, **settings) as running:
-        vm, now = FleetVm("web-0"), datetime.now(UTC)
-        running.send(vm.heartbeat(now), vm.change("scheduled", approvable(now), now))
+    with console_at(folder, approvals=approvals, **settings) as running:
+        vm = FleetVm("web-0")
+        running.send(vm.heartbeat(), vm.change("scheduled", APPROVABLE))
         yield running
-
-
-def approvable(now: datetime) -> ScheduledEvent:
-    """Return the event of a console with approvals."""
-    return event("approve", at=now, vms=["web-0", "web-1"])
 
 
 class ConsoleProcess(Forward):
     """`imds-bridge console` as a process of its own, on a port that stays the same when it is started again."""
 
     def __init__(self, folder: Path, *, metrics: str = "", **settings: Any) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        console = {"listen": f"127.0.0.1:{port}", **settings}
+        console = {"listen": free_address(), **settings}
         super().__init__(folder, {"console": console, "metrics": {"listen": metrics}})
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{console['listen']}"
         self.state = folder / "state" / "console"
         self._command[self._command.index("forward")] = "console"
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from email.utils import format_datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,6 @@ from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.json import Json
-from bridge.runtime.program import Run
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import iso_utc
 from bridge.service.answers import COMMAND, EVENTS, KNOWN
@@ -32,7 +32,9 @@ from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.forward import parts_of
 from tests.support.imds import ImdsCall, ImdsDouble
+from tests.support.machine import Machine
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
+from tests.support.only import only
 
 ALLOW_ALL: Mapping[str, Any] = {"allow": [{}]}
 PREPARED = "io.imdsbridge.approval.prepared.v1"
@@ -137,7 +139,7 @@ class _JournalOutbox(Outbox):
 
 
 class ListenerRig:
-    """The real listener and outbox on the doubles. `restart` keeps the state, the queue and IMDS."""
+    """The real listener and outbox on the doubles. `restart` keeps the state, the queue, IMDS and the programs."""
 
     def __init__(
         self,
@@ -145,10 +147,9 @@ class ListenerRig:
         *,
         policy: Mapping[str, Any] = ALLOW_ALL,
         dry_run: bool = False,
-        make_run: Callable[..., Run] = Run,
         **approvals: Any,
     ) -> None:
-        self._make_run = make_run
+        self.machine = Machine()
         self.journal: list[str] = []
         self.clock = MovedClock()
         self.queue = MemoryQueue(now=self.clock.now)
@@ -205,14 +206,16 @@ class ListenerRig:
             ),
         )
         self.listener = Listener(
-            parts, self.settings, self.receiver, dry_run=self.dry_run, make_run=self._make_run
+            parts, self.settings, self.receiver, dry_run=self.dry_run, make_run=self.machine.make
         )
 
     def _committing(self) -> None:
         self.on_commit()
 
-    def restart(self, *, vm: Vm | None = None, dry_run: bool = False, **settings: Any) -> None:
-        """End the process without a word, and start it again with changed `settings`, perhaps on another VM."""
+    def restart(
+        self, *, vm: Vm | None = None, dry_run: bool = False, wait: float | None = None, **settings: Any
+    ) -> None:
+        """End the process without a word, start it again with changed `settings`, perhaps on another VM, and wait."""
         self.events()
         self.receiver.disconnect()
         self.outbox.close()
@@ -220,6 +223,8 @@ class ListenerRig:
         self.imds.vm, self.boot_id = vm or self.imds.vm, vm.vm_id if vm else self.boot_id
         self.dry_run = dry_run
         self.start()
+        if wait is not None:
+            self.run(wait)
 
     def finish(self) -> None:
         """Stop as the process does when it gets a signal."""
@@ -228,36 +233,72 @@ class ListenerRig:
         self.receiver.disconnect()
 
     def run(self, seconds: float = 0.0) -> None:
-        """Make a pass now, and one every quarter of a second until so many seconds have passed."""
+        """Make a pass now, and one every quarter of a second, or second where it rests, for so many seconds."""
         self.listener.run_once(0.0)
-        for _ in range(round(seconds / PASS_SECONDS)):
-            self.clock.advance(PASS_SECONDS)
+        while seconds > 0:
+            step = min(seconds, max(PASS_SECONDS, self.listener.wait_seconds))
+            seconds -= step
+            self.clock.advance(step)
             self.listener.run_once(0.0)
 
     def send(
         self,
         *event_ids: str,
         id: str = "c",  # noqa: A002 - the attribute is called so
-        properties: Mapping[str, str] | None = None,
+        wait: float | None = None,
         **data: Any,
     ) -> None:
-        """Send a command as a CloudEvent; `data` adds Vm, Reason, ExpiresAt and so on."""
-        self.queue.send(
-            command_body(*event_ids, id=id, **data), message_id=id, properties=dict(properties or {})
-        )
+        """Send a command as a CloudEvent, and perhaps wait; `data` adds Vm, Reason, ExpiresAt and so on."""
+        self.queue.send(command_body(*event_ids, id=id, **data), message_id=id)
+        if wait is not None:
+            self.run(wait)
 
     def decide(self, *event_ids: str, **command: Any) -> dict[str, Any]:
         """Send a command a second later, make a pass, and return the data of the only new receipt."""
         self.clock.advance(1.0)
         known = len(self.receipts())
-        self.send(*event_ids, **command)
-        self.run()
-        (receipt,) = self.receipts()[known:]
-        return dict(receipt["data"])
+        self.send(*event_ids, **command, wait=0.0)
+        return dict(only(self.receipts()[known:])["data"])
+
+    def end_programs(self, *, wait: float = 2.0, **result: Any) -> None:
+        """Let every program that runs end, with 0 by default, and wait."""
+        self.machine.finish(**(result or {"code": 0}))
+        self.run(wait)
+
+    def announce(self, *resources: str, wait: float = 0.0, **event: Any) -> str:
+        """Announce an event, wait, and return its EventId."""
+        event_id = self.imds.schedule(*resources, **event)
+        self.run(wait)
+        return event_id
+
+    def show(self, *events: dict[str, Any], wait: float) -> None:
+        """Serve a document with these events, and wait."""
+        self.imds.show(*events)
+        self.run(wait)
+
+    def change(self, event_id: str, *, wait: float, **changes: Json) -> None:
+        """Change properties of an event, and wait."""
+        self.imds.change(event_id, **changes)
+        self.run(wait)
+
+    def remove(self, event_id: str, *, wait: float) -> None:
+        """Remove an event from the document, and wait."""
+        self.imds.remove(event_id)
+        self.run(wait)
+
+    def prepare(self, *resources: str, **event: Any) -> str:
+        """Announce an event, let its program succeed, and return its EventId."""
+        event_id = self.announce(*resources, **event)
+        self.end_programs()
+        return event_id
 
     def in_seconds(self, seconds: float) -> str:
         """Write the instant in so many seconds."""
         return iso_utc(self.clock.now() + timedelta(seconds=seconds))
+
+    def notice(self, seconds: float) -> str:
+        """Write the instant in so many seconds as IMDS does."""
+        return format_datetime(self.clock.now() + timedelta(seconds=seconds), usegmt=True)
 
     def records(self) -> list[tuple[str, Any]]:
         """Return the key and the value of each command's record."""
@@ -287,9 +328,23 @@ class ListenerRig:
         """Return what the status says of what the auto rules make of an event."""
         return next(str(one.Why) for one in self.listener.status().auto or () if one.EventId == event_id)
 
+    def answers(self, command_id: str | None = None) -> list[tuple[str, str]]:
+        """Return outcome and reason of each receipt."""
+        return [(one["data"]["Outcome"], one["data"]["Reason"]) for one in self.receipts(command_id)]
+
     def reasons(self, command_id: str | None = None) -> list[str]:
         """Return the reasons of the receipts."""
         return [receipt["data"]["Reason"] for receipt in self.receipts(command_id)]
+
+    @property
+    def dead_letter_reasons(self) -> list[str]:
+        """The reasons of the dead-lettered messages."""
+        return [one.settlement.dead_letter_reason for one in self.queue.dead_letters if one.settlement]
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the only message that is left is free for other receivers."""
+        return only(self.queue.messages).locked_by is None
 
     def close(self) -> None:
         """Close the outbox."""

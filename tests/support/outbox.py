@@ -15,7 +15,7 @@ import pytest
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox import inspect
-from bridge.outbox.outbox import Outbox
+from bridge.outbox.outbox import REJECTED, Outbox
 from bridge.outbox.rows import STATE
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
@@ -88,6 +88,16 @@ def deliver(outbox: Outbox, sink: str = "a", *, limit: int = 1000) -> list[str]:
     page = outbox.pending(sink, limit)
     outbox.acknowledge(sink, page)
     return [stored.id for stored in page]
+
+
+def dead_letter(outbox: Outbox, sink: str = "a", detail: str = "400") -> None:
+    """Let the oldest event that waits for a sink become a dead letter."""
+    outbox.acknowledge(sink, outbox.pending(sink, 1), dead=(REJECTED, detail))
+
+
+def losses_of(outbox: Outbox) -> list[tuple[str, int | None]]:
+    """Return the reason and the count of each loss that is not published yet."""
+    return [(loss.reason, loss.count) for loss in outbox.losses()]
 
 
 def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:

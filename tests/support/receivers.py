@@ -11,9 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from bridge.config.registry import format_class
-from bridge.formats.pagerduty import PagerDuty
-from bridge.formats.slack import Slack
-from bridge.formats.teams import Teams
+from tests.support.only import only
 
 ROUTING_KEY = "neverToBeShown0123456789abcdefgh"  # of the length that PagerDuty asks for
 SPACE = "\u200b"  # of no width
@@ -31,25 +29,25 @@ _SLACK_MARKUP = re.compile(
 _SECOND = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 _TEAMS_DATE = rf"\{{\{{DATE\({_SECOND}, SHORT\)\}}\}} \{{\{{TIME\({_SECOND}\)\}}\}}"
 _TEAMS_MARKDOWN = re.compile(rf"\*\*[A-Za-z0-9 ]+:\*\* {_OWN_WORDS}(?:{_TEAMS_DATE}{_OWN_WORDS})+")
-_LOOK = {"size", "weight", "isSubtle", "fontType"}
+_CARD_TYPE = "application/vnd.microsoft.card.adaptive"
+_CARD = {
+    "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+    "type": "AdaptiveCard",
+    "version": "1.4",
+    "msteams": {"width": "Full"},
+}
+_LOOK: Mapping[str, tuple[Any, ...]] = {
+    "size": ("Default", "Small", "Medium", "Large", "ExtraLarge"),
+    "weight": ("Default", "Lighter", "Bolder"),
+    "fontType": ("Default", "Monospace"),
+    "isSubtle": (True,),
+}
 
 
 def settings(format_: str, **values: Any) -> Any:
     return format_class(format_).settings.model_validate(
         {"kind": "webhook", "url": "https://hooks.example.org/x", "format": format_, **values}
     )
-
-
-def slack(**values: Any) -> Slack:
-    return Slack(settings("slack", **values))
-
-
-def teams(**values: Any) -> Teams:
-    return Teams(settings("teams", **values))
-
-
-def pagerduty(**values: Any) -> PagerDuty:
-    return PagerDuty(settings("pagerduty", routing_key=ROUTING_KEY, **values))
 
 
 def units(text: str) -> int:
@@ -133,16 +131,11 @@ def check_teams(message: Any) -> None:
     """Check by the schema of Adaptive Cards 1.4, as far as it is used here, in what a Workflow takes."""
     check_texts(message)
     assert len(json.dumps(message, separators=(",", ":"))) <= 28 * 1024
-    assert set(message) == {"type", "attachments"}
-    assert message["type"] == "message"
-    (attachment,) = message["attachments"]
-    assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
-    assert attachment["contentUrl"] is None
-    card = attachment["content"]
-    assert (card["type"], card["version"]) == ("AdaptiveCard", "1.4")
-    assert set(card) == {"$schema", "type", "version", "msteams", "body"}
-    assert card["msteams"] == {"width": "Full"}
-    for element in card["body"]:
+    content = only(message["attachments"])["content"]
+    attachment = {"contentType": _CARD_TYPE, "contentUrl": None, "content": content}
+    assert message == {"type": "message", "attachments": [attachment]}
+    assert content == {**_CARD, "body": content["body"]}
+    for element in content["body"]:
         _check_element(element)
 
 
@@ -177,11 +170,7 @@ def _check_run(run: Any) -> None:
 
 
 def _check_look(look: Mapping[Any, Any]) -> None:
-    assert set(look) <= _LOOK
-    assert look.get("size", "Default") in {"Default", "Small", "Medium", "Large", "ExtraLarge"}
-    assert look.get("weight", "Default") in {"Default", "Lighter", "Bolder"}
-    assert look.get("fontType", "Default") in {"Default", "Monospace"}
-    assert look.get("isSubtle", True) is True
+    assert [name for name, value in look.items() if value not in _LOOK.get(name, ())] == []
 
 
 def check_pagerduty(request: Any) -> None:
@@ -251,6 +240,6 @@ FORMATS = {
 
 
 def make_format(format_: str, *, console_url: str = "", **values: Any) -> Any:
-    """Make a format of settings with what it needs."""
+    """Make a format with what it needs, and these settings."""
     made = settings(format_, **{**FORMATS[format_].needed, **values})
     return format_class(format_)(made.linked(console_url))

@@ -32,15 +32,6 @@ REPORTER = Reporter(
     vm=VM,
     session="{resource_group}.{vm}",
 )
-_KINDS: tuple[ChangeKind, ...] = (
-    "scheduled",
-    "started",
-    "updated",
-    "advised",
-    "completed",
-    "canceled",
-    "ended",
-)
 
 
 def reporting(by: Reporter, at: datetime, sequence: int = 0) -> Reporter:
@@ -98,12 +89,16 @@ def _of_a_reboot(at: datetime, by: Reporter, properties: Mapping[str, Any]) -> I
     sooner = scheduled_event(at, **properties, NotBefore=http_date(at + timedelta(minutes=10)))
     started = scheduled_event(at, **properties, EventStatus="Started", NotBefore="")
     advised = scheduled_event(at, **properties, EventStatus="Advisory", NotBefore="")
-    for kind in _KINDS:
-        event = {"updated": sooner, "started": started, "completed": started, "advised": advised}.get(
-            kind, first
-        )
-        previous = None if kind in ("scheduled", "advised") else started if kind == "completed" else first
-        changed = {"updated": ("NotBefore",), "started": ("EventStatus", "NotBefore")}.get(kind, ())
+    life: dict[ChangeKind, tuple[ScheduledEvent, ScheduledEvent | None, tuple[str, ...]]] = {
+        "scheduled": (first, None, ()),
+        "started": (started, first, ("EventStatus", "NotBefore")),
+        "updated": (sooner, first, ("NotBefore",)),
+        "advised": (advised, None, ()),
+        "completed": (started, started, ()),
+        "canceled": (first, first, ()),
+        "ended": (first, first, ()),
+    }
+    for kind, (event, previous, changed) in life.items():
         change = Change(kind=kind, event=event, previous=previous, changed=changed)
         if kind == "ended":
             change = replace(change, end_reason="Restart", vm_rebooted=True)

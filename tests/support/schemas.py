@@ -10,16 +10,20 @@ import re
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from uuid import uuid5
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from bridge.approvals.command import COMMAND_APPROVE, parse_command
+from bridge.cli.main import main
 from bridge.contract.schemas import CLOUDEVENT, NAMES, file_name, schema
 from bridge.contract.types import EVENT_NAMES, TYPE_PREFIX, type_of
 from bridge.events.builder import END_STATUS, NAMESPACE
@@ -31,7 +35,7 @@ from tests.support.diff import faults_of
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.paths import ROOT
-from tests.support.process import LIMIT_SECONDS, Forward, run, toml, wait_until
+from tests.support.process import LIMIT_SECONDS, Forward, toml, wait_until
 from tests.support.servicebus import ServiceBusLab
 
 SCHEMAS = ROOT / "schemas"
@@ -67,32 +71,40 @@ def faults(envelope: Envelope) -> list[str]:
 def record(folder: Path) -> list[Envelope]:
     """Run the real processes on the lab until each has published every type of event; return all events."""
     with (
-        ImdsLab(vms=("web-0", "web-1"), scale_set="", rate_limit=None) as imds,
+        _imds() as watched,
+        _imds() as approved,
         ServiceBusLab(bus_config()) as bus,
         Inbox() as inbox,
+        ThreadPoolExecutor() as beside,
     ):
         # it fails once, so that the VM is out of work
         recover = ["/bin/sh", "-c", f"test -e {folder}/failed || ! touch {folder}/failed"]
-        given = {
-            "imds": {"endpoint": imds.url("web-0"), "poll_seconds": 0.2, "api_version": "2024-07-09"},
-            "stop_seconds": LIMIT_SECONDS,
-            "approvals": {
-                "connection_string": bus.connection_string,
-                "queue": FLEET,
-                "session": SESSION,
-                "policy": {"allow": [{}], "deny": [{"event_type": ["Terminate"]}]},
-                "auto": [
-                    {"event_type": ["Preempt"], "run": ["/bin/true"], "recover": recover, "group": True}
-                ],
-            },
+        approvals = {
+            "connection_string": bus.connection_string,
+            "queue": FLEET,
+            "session": SESSION,
+            "policy": {"allow": [{}], "deny": [{"event_type": ["Terminate"]}]},
+            "auto": [{"event_type": ["Preempt"], "run": ["/bin/true"], "recover": recover, "group": True}],
         }
-        events = [*_watched(Forward(folder / "forward", given), imds)]
-        events += _approved(Forward(folder / "listen", given, role="listen"), imds, bus)
+
+        def given(imds: ImdsLab) -> dict[str, Any]:
+            asked = {"endpoint": imds.url("web-0"), "poll_seconds": 0.2, "api_version": "2024-07-09"}
+            return {"imds": asked, "stop_seconds": LIMIT_SECONDS, "approvals": approvals}
+
+        watching = beside.submit(_watched, Forward(folder / "forward", given(watched)), watched)
+        receipts = _approved(Forward(folder / "listen", given(approved), role="listen"), approved, bus)
+        events = [*watching.result(), *receipts]
         config = folder / "check.toml"
         sinks = {"ops": {"kind": "webhook", "url": inbox.url}}
-        config.write_text(toml({"state_dir": folder / "check", "imds": given["imds"], "sinks": sinks}))
-        assert run("check", "--send", "--config", config).returncode == 0
+        config.write_text(
+            toml({"state_dir": folder / "check", "imds": given(watched)["imds"], "sinks": sinks})
+        )
+        _command("check", "--send", "--config", config)
         return events + inbox.events()
+
+
+def _imds() -> ImdsLab:
+    return ImdsLab(vms=("web-0", "web-1"), scale_set="", rate_limit=None)
 
 
 def examples(events: list[Envelope]) -> dict[str, Envelope]:
@@ -195,13 +207,13 @@ def _approved(listen: Forward, imds: ImdsLab, bus: ServiceBusLab) -> list[Envelo
         eviction = _schedule(imds, "Preempt")
         _wait(listen, "approval.prepared")
         imds.cancel(eviction)
-        _wait(listen, "approval.recovered")
         nonsense = [
             message(f"no command {number}", session_id="lab.web-0", message_id=f"order-{number}")
             for number in range(MALFORMED)
         ]
         sender.send(*nonsense)
         wait_until(lambda: bus.entity(FLEET).counts.dead_letters == MALFORMED, describe=lambda: listen)
+        _wait(listen, "approval.recovered")
         assert listen.stop() == 0, listen
     return [command, *_printed(listen)]
 
@@ -214,8 +226,16 @@ def _schedule(imds: ImdsLab, event_type: str, **more: Any) -> str:
 
 def _approve(listen: Forward, event_id: str) -> None:
     options = ("--vm", "web-0", "--resource-group", "lab", "--reason", "drained", "--config", listen.config)
-    done = run("approve", event_id, *options, env={"LOGNAME": "operator"})
-    assert done.returncode == 0, done
+    with patch.dict("os.environ", {"LOGNAME": "operator"}):
+        _command("approve", event_id, *options)
+
+
+def _command(*arguments: str | Path) -> None:
+    """Run a command in this process."""
+    printed = StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        code = main([str(argument) for argument in arguments])
+    assert code == 0, printed.getvalue()
 
 
 def _printed(process: Forward, *names: str) -> list[Envelope]:

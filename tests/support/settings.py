@@ -11,6 +11,7 @@ from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.config.sinks import SinkSettings
 from bridge.errors import ConfigError
+from tests.support.only import only
 from tests.support.process import toml
 
 SECRET = "topsecret"  # noqa: S105 - made up
@@ -35,6 +36,11 @@ def faults(folder: Path, text: str, environ: dict[str, str] | None = None) -> li
     assert SECRET not in str(raised.value)
     assert str(raised.value).startswith(f"{folder / 'config.toml'}: {len(raised.value.faults)} error")
     return raised.value.faults
+
+
+def fault(folder: Path, text: str) -> str:
+    """Return the one error of a configuration."""
+    return only(faults(folder, text))
 
 
 def webhook(**settings: Any) -> str:

@@ -136,25 +136,14 @@ def test_an_unexpected_error_fails_and_the_other_checks_follow(
 # Sinks
 
 
-def test_a_sink_that_is_down_fails_and_one_that_refuses_options_is_a_warning(cli: Cli, inbox: Inbox) -> None:
-    inbox.fault(401, method="OPTIONS")
-    with closed_port() as down:
-        cli.sinks(down={"kind": "webhook", "url": f"{down}/hook?sig=topsecret"}, locked=webhook(inbox))
-        done = cli.check()
-    assert done.code == 3
-    failure, warning = (
-        done.row(check="sink down", result="FAIL"),
-        done.row(check="sink locked", result="warn"),
-    )
-    assert failure["message"] == f"{down}: the connection failed: Connection refused"
-    assert failure["remedy"].startswith("check host, port, DNS and firewall")
-    remedy = "check the credentials in [sinks.locked] and what they permit; run check --send to be sure"
-    assert warning["remedy"] == remedy
-
-
 @pytest.mark.parametrize(
     ("status", "remedy"),
-    [(404, "check the address in [sinks.ops]"), (500, "look for the fault at the"), (405, "it may accept")],
+    [
+        (401, "check the credentials in [sinks.ops] and what they permit"),
+        (404, "check the address in [sinks.ops]"),
+        (405, "it may accept"),
+        (500, "look for the fault at the"),
+    ],
 )
 def test_an_answer_that_is_an_error_is_a_warning_and_a_failure_where_it_refuses_a_message(
     cli: Cli, inbox: Inbox, status: int, remedy: str
@@ -172,30 +161,40 @@ def test_an_answer_that_is_an_error_is_a_warning_and_a_failure_where_it_refuses_
     assert "no such field" in failure["message"]
 
 
-def test_wrong_tls_and_wrong_sessions_have_remedies_of_their_own(
-    cli: Cli, imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab, authority: Authority
+def test_each_fault_of_a_sink_or_of_approvals_has_a_remedy_of_its_own(
+    cli: Cli, inbox: Inbox, bus: ServiceBusLab, authority: Authority, tmp_path: Path
 ) -> None:
+    program = tmp_path / "drain"
+    program.write_text("#!/usr/bin/pyhton3\n")
+    program.chmod(0o755)
     to_bus = {"connection_string": bus.connection_string}
-    with RawServer(lambda *_: None, tls=authority.server()) as secured:
-        cli.write(
-            imds={"endpoint": imds.url("web-0")},
+    auto = [{"event_type": ["Freeze"], "run": [str(program)]}]
+    with RawServer(lambda *_: None, tls=authority.server()) as secured, closed_port() as down:
+        cli.here(
             sinks={
+                "down": {"kind": "webhook", "url": f"{down}/hook?sig=topsecret"},
                 "unknown": {"kind": "webhook", "url": secured.url},
                 "plain": {"kind": "webhook", "url": inbox.url.replace("http:", "https:")},
                 "fleet": {"kind": "servicebus", **to_bus, "queue": FLEET},
+                "own": {"kind": "exec", "run": [str(program)]},
             },
-            approvals={**to_bus, "queue": QUEUE, "session": "x"},
+            approvals={**to_bus, "queue": QUEUE, "session": "x", "auto": auto},
         )
-        done = cli.check("--send")
+        tried, done = cli.check(), cli.check("--send")
     for name, message, remedy in (
-        ("sink unknown", "TLS failed: ", "check the settings of [sinks.unknown]"),
-        ("sink plain", "TLS failed: ", "this port speaks plain HTTP, not TLS"),
-        ("sink fleet", "the queue or subscription requires sessions", "set `session` in [sinks.fleet]"),
-        ("approvals", "the queue or subscription has no sessions", "leave `session` out of [approvals]"),
+        ("sink down", ": the connection failed: Connection refused", "check host, port, DNS and firewall"),
+        ("sink unknown", ": TLS failed: ", "check the settings of [sinks.unknown]"),
+        ("sink plain", ": TLS failed: ", "this port speaks plain HTTP, not TLS"),
+        ("sink fleet", ": the queue or subscription requires sessions", "set `session` in [sinks.fleet]"),
+        ("approvals", ": the queue or subscription has no sessions", "leave `session` out of [approvals]"),
     ):
         row = done.row(check=name, result="FAIL")
-        assert row["message"].partition(": ")[2].startswith(message)
-        assert remedy in row["remedy"]
+        assert (message in row["message"], row["remedy"].startswith(remedy)) == (True, True), row
+    for name in ("sink own", "approvals.auto"):
+        assert (
+            "its interpreter '/usr/bin/pyhton3' does not" in tried.row(check=name, result="FAIL")["message"]
+        )
+    assert (done.code, "topsecret" in done.out) == (3, False)
 
 
 def test_the_environments_proxy_is_named_with_what_uses_it(
@@ -222,20 +221,6 @@ def test_the_environments_proxy_is_named_with_what_uses_it(
         "check the host in [sinks.two], the proxy and DNS",
     )
     assert "secret-password" not in done.out
-
-
-def test_a_program_without_its_interpreter_fails(cli: Cli, imds: ImdsLab, tmp_path: Path) -> None:
-    program = tmp_path / "drain"
-    program.write_text("#!/usr/bin/pyhton3\n")
-    program.chmod(0o755)
-    cli.write(
-        imds={"endpoint": imds.url("web-0")},
-        sinks={"own": {"kind": "exec", "run": [str(program)]}},
-        approvals={"auto": [{"event_type": ["Freeze"], "run": [str(program)]}]},
-    )
-    done = cli.check()
-    for name in ("sink own", "approvals.auto"):
-        assert "its interpreter '/usr/bin/pyhton3' does not" in done.row(check=name, result="FAIL")["message"]
 
 
 def test_with_send_each_sink_gets_a_message_marked_as_a_test(cli: Cli) -> None:
@@ -437,9 +422,9 @@ def test_events_that_wait_for_a_sink_that_left_the_configuration_are_a_warning(c
     assert cli.check().row(check="outbox forward", result="warn")["message"] == message
 
 
-def test_a_metrics_port_in_use_fails_unless_the_process_has_it(cli: Cli, imds: ImdsLab, inbox: Inbox) -> None:
+def test_a_metrics_port_in_use_fails_unless_the_process_has_it(cli: Cli, inbox: Inbox) -> None:
     listen = urlsplit(inbox.base_url).netloc
-    cli.write(imds={"endpoint": imds.url("web-0")}, metrics={"listen": listen})
+    cli.here(metrics={"listen": listen})
     done = cli.check()
     message = f"{listen} cannot be listened on: Address already in use"
     assert (done.code, done.row(check="metrics", result="FAIL")["message"]) == (3, message)
@@ -452,11 +437,11 @@ def test_a_metrics_port_in_use_fails_unless_the_process_has_it(cli: Cli, imds: I
     folder.release()
 
 
-def test_a_port_that_two_processes_share_is_said_to_be_two(cli: Cli, imds: ImdsLab) -> None:
+def test_a_port_that_two_processes_share_is_said_to_be_two(cli: Cli) -> None:
     approvals = {"auto": [{"event_type": ["Freeze"]}]}
     with closed_port() as url:
         listen = urlsplit(url).netloc
-    cli.write(imds={"endpoint": imds.url("web-0")}, metrics={"listen": listen}, approvals=approvals)
+    cli.here(metrics={"listen": listen}, approvals=approvals)
     message = f"{listen} is free; of forward and listen, the second takes the next port"
     assert cli.check().row(check="metrics", result="ok")["message"] == message
 

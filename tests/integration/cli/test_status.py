@@ -113,54 +113,56 @@ def test_the_document_countdowns_and_sinks_are_shown(process: Process, cli: Cli)
     assert done.json["sinks"]["ops"]["backlog"] == 3
 
 
-LISTEN = ("status", "--role", "listen")
+LOOKED_AT = (datetime.now(UTC) - timedelta(minutes=12)).isoformat()
+WAITS = {"EventId": "E-1", "Why": "waits for its turn behind web-3 (Reboot, in 4 min)", "NeedsPerson": False}
+HAS_FAILED = {"EventId": "E-2", "Why": "/drain has failed: exit code 1", "NeedsPerson": True}
+OUT = {"Since": "2026-11-20T12:15:00.000Z", "Why": "/recover runs", "IsHeld": True, "NeedsPerson": False}
 
 
-def test_a_listener_says_whether_it_rests_and_when_it_last_looked(listener: Process, cli: Cli) -> None:
-    looked_at = (datetime.now(UTC) - timedelta(minutes=12)).isoformat()
-    listener.write(commands=bus_status(rests=True, looked_at=looked_at))
-    expected = (
-        r"BUS   sb://bus/q, rests while nothing can be approved, last look 12 min( \d+ s)? ago, 0 command"
-    )
-    assert re.search(expected, cli(*LISTEN).out)
-    listener.write(commands=bus_status(looked_at=looked_at))
-    assert "sb://bus/q, receives, 0 command(s) waiting" in cli(*LISTEN).out
-    listener.write(commands=bus_status(last_error="the SDK has closed its receiver"))
-    done = cli(*LISTEN)
-    expected = "NOT RECEIVING: the SDK has closed its receiver, 0 command(s) waiting"
-    assert (done.code, expected in done.out) == (3, True)
-
-
-def test_what_the_auto_rules_make_of_an_event_is_shown_and_a_failed_program_needs_a_person(
-    listener: Process, cli: Cli
+@pytest.mark.parametrize(
+    ("written", "code", "expected"),
+    [
+        (
+            {"commands": bus_status(rests=True, looked_at=LOOKED_AT)},
+            0,
+            r"sb://bus/q, rests while nothing can be approved, last look 1\d min( \d+ s)? ago, 0 command",
+        ),
+        ({"commands": bus_status(looked_at=LOOKED_AT)}, 0, r"sb://bus/q, receives, 0 command\(s\) waiting"),
+        ({"commands": bus_status(last_error="closed")}, 3, r"NOT RECEIVING: closed, 0 command\(s\) waiting"),
+        ({"auto": [WAITS]}, 0, r"E-1    waits for its turn behind web-3 \(Reboot, in 4 min\)"),
+        ({"out_of_work": [OUT]}, 0, r"\nOUT OF WORK since 2026-11-20T12:15:00.000Z: /recover runs\n"),
+        ({"version_error": "2020-07-01 is asked for"}, 0, r"\n      2020-07-01 is asked for\n"),
+    ],
+    ids=["rests", "receives", "receives nothing", "event waits", "out of work", "api_version"],
+)
+def test_what_a_listener_has_written_is_shown(
+    listener: Process, cli: Cli, written: dict[str, Any], code: int, expected: str
 ) -> None:
-    waits = {
-        "EventId": "E-1",
-        "Why": "waits for its turn behind web-3 (Reboot, in 4 min)",
-        "NeedsPerson": False,
-    }
-    failed = {"EventId": "E-2", "Why": "/drain has failed: exit code 1", "NeedsPerson": True}
-    listener.write(commands=None, sinks={}, auto=[waits])
-    assert cli(*LISTEN).code == 0
-    assert "E-1    waits for its turn behind web-3 (Reboot, in 4 min)" in cli(*LISTEN).out
-    listener.write(commands=None, sinks={}, auto=[waits, failed])
-    done = cli(*LISTEN, "--check")
-    assert (done.code, done.out) == (3, "event E-2: /drain has failed: exit code 1\n")
+    listener.write(**{"commands": None, "sinks": {}, **written})
+    done = cli("status", "--role", "listen")
+    assert done.code == code
+    assert re.search(expected, done.out)
 
 
-def test_a_vm_that_is_out_of_work_is_shown_and_needs_a_person_once_that_was_told(
-    listener: Process, cli: Cli
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({"commands": bus_status(last_error="closed")}, "nothing is received from sb://bus/q: closed"),
+        ({"auto": [WAITS, HAS_FAILED]}, "event E-2: /drain has failed: exit code 1"),
+        (
+            {"out_of_work": [{**OUT, "Why": "/recover has failed", "NeedsPerson": True}]},
+            "out of work since 2026-11-20T12:15:00.000Z: /recover has failed",
+        ),
+    ],
+    ids=["receives nothing", "program has failed", "out of work"],
+)
+def test_what_a_listener_needs_a_person_for_is_the_only_line_of_check(
+    listener: Process, cli: Cli, written: dict[str, Any], expected: str
 ) -> None:
-    out = {"Since": "2026-11-20T12:15:00.000Z", "Why": "/recover runs", "IsHeld": True, "NeedsPerson": False}
-    listener.write(sinks={}, out_of_work=[out])
-    assert "\nOUT OF WORK since 2026-11-20T12:15:00.000Z: /recover runs\n" in cli(*LISTEN).out
-    assert cli(*LISTEN, "--check").code == 0
-    listener.write(sinks={}, out_of_work=[{**out, "Why": "/recover has failed", "NeedsPerson": True}])
-    done = cli(*LISTEN, "--check")
-    assert (done.code, "out of work since 2026-11-20T12:15:00.000Z: /recover has failed" in done.out) == (
-        3,
-        True,
-    )
+    listener.write(**{"commands": None, "sinks": {}, **written})
+    done = cli("status", "--role", "listen", "--check")
+    assert (done.code, len(done.out.splitlines())) == (3, 1)
+    assert expected in done.out
 
 
 @pytest.mark.parametrize(
@@ -302,11 +304,6 @@ def test_without_permission_it_exits_2_with_the_reason(cli: Cli, monkeypatch: py
     monkeypatch.setattr(StateFolder, "load_status", lambda _: (_ for _ in ()).throw(denied))
     done = cli("status")
     assert (done.code, "this user may not read it; use sudo" in done.err) == (2, True)
-
-
-def test_an_api_version_that_imds_does_not_know_is_shown(process: Process, cli: Cli) -> None:
-    process.write(version_error="2020-07-01 is asked for")
-    assert "\n      2020-07-01 is asked for\n" in cli("status").out
 
 
 def test_text_from_outside_is_shown_with_escapes(process: Process, cli: Cli) -> None:

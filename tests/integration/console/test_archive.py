@@ -14,7 +14,6 @@ from bridge.console.forget import dismissed, forgotten
 from bridge.outbox.state_dir import StateFolder
 from tests.support.cli import Call, CommandResult
 from tests.support.console import NOW, FleetVm, Shown, event, shown
-from tests.support.process import toml
 
 LATER = NOW + timedelta(days=2)
 REBOOT, REDEPLOY = event(minutes=3000), event("F", minutes=3000, type="Redeploy")
@@ -27,10 +26,8 @@ ARCHIVE = [
 
 
 @pytest.fixture
-def console(tmp_path: Path, call: Call) -> Call:
+def console(config: Path, call: Call) -> Call:
     """Return the command line with a state folder."""
-    config = tmp_path / "config.toml"
-    config.write_text(toml({"state_dir": tmp_path / "state"}))
     return lambda *arguments: call("console", *arguments, "--config", config)
 
 
@@ -84,9 +81,7 @@ def test_an_archive_and_an_export_make_the_store_again_in_any_order(
 
 def test_lines_that_cannot_be_read_are_told_and_the_others_are_kept(tmp_path: Path, console: Call) -> None:
     other = b'{"specversion":"1.0","id":"1","source":"s","type":"com.contoso.order"}'
-    listed = (
-        b'{"specversion":"1.0","id":"1","source":"s","type":"io.imdsbridge.console.expected.v1","data":{}}'
-    )
+    listed = other.replace(b"com.contoso.order", b"io.imdsbridge.console.expected.v1")[:-1] + b',"data":{}}'
     archive = write(tmp_path / "archive.jsonl", b"{}", b"", other, listed, *ARCHIVE, b'{"id":')
     done = console("import", archive)
     assert (done.code, done.out) == (3, "7 new, 0 known, 2 ignored, 3 unreadable\n")
@@ -99,18 +94,13 @@ def test_lines_that_cannot_be_read_are_told_and_the_others_are_kept(tmp_path: Pa
 
 def test_what_cannot_be_done_says_why(tmp_path: Path, console: Call) -> None:
     missing = console("import", tmp_path / "none.jsonl")
-    assert (missing.code, missing.err) == (
-        2,
-        f"imds-bridge: {tmp_path}/none.jsonl cannot be read: No such file or directory\n",
-    )
+    fault = f"imds-bridge: {tmp_path}/none.jsonl cannot be read: No such file or directory\n"
+    assert missing == CommandResult(2, "", fault)
     nothing = console("export")
     assert nothing.code == 3
     assert f"{tmp_path}/state/console/console.db cannot be read" in nothing.err
     folder = StateFolder(tmp_path / "state" / "console")
     folder.acquire()
-    try:
-        held = console("import", write(tmp_path / "archive.jsonl", *ARCHIVE))
-    finally:
-        folder.release()
-    assert held.code == 3
-    assert "process" in held.err
+    held = console("import", write(tmp_path / "archive.jsonl", *ARCHIVE))
+    folder.release()
+    assert (held.code, "process" in held.err) == (3, True)

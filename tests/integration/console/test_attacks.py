@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import gzip
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from datetime import UTC, datetime
 
 import pytest
 import requests
 
 from bridge.console import ingest
-from tests.support.console import (
-    BATCH,
-    PROXY_SECRET,
-    FleetVm,
-    RunningConsole,
-    behind_proxy,
-    running_console,
-    signed_in,
-)
+from tests.support.console import BATCH, PROXY_SECRET, STRUCTURED, FleetVm, RunningConsole
 from tests.support.process import LIMIT_SECONDS
 
 GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST /ingest HTTP/1.1\r\nHost: localhost\r\n"
+SECRET, USER = PROXY_SECRET.encode(), b"X-Forwarded-User: ana"
 FOREIGN_HOSTS = (
     b"evil.example",
     b"evil.example, localhost",
@@ -33,25 +25,6 @@ FOREIGN_HOSTS = (
     b"[",
     b"",
 )
-
-
-@pytest.fixture(scope="module")
-def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
-    """Return a console that nobody stops."""
-    with running_console(tmp_path_factory.mktemp("console")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
-    """Return a console behind a proxy."""
-    with running_console(tmp_path_factory.mktemp("guarded"), **behind_proxy()) as running:
-        yield running
-
-
-def connect(console: RunningConsole) -> socket.socket:
-    host, _, port = console.url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), LIMIT_SECONDS)
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -66,7 +39,7 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def test_thousands_of_requests_on_one_connection_are_answered_one_by_one(console: RunningConsole) -> None:
-    with connect(console) as client:
+    with console.connect() as client:
         client.sendall(GET * 2000)
         seen = 0
         while seen < 2000:
@@ -95,7 +68,7 @@ def test_thousands_of_requests_on_one_connection_are_answered_one_by_one(console
     ],
 )
 def test_a_malformed_request_is_refused(console: RunningConsole, request_: bytes) -> None:
-    with connect(console) as client:
+    with console.connect() as client:
         with suppress(OSError):  # it may be refused before it is sent
             client.sendall(request_)
         answer = read_all(client)
@@ -106,34 +79,31 @@ def test_a_malformed_request_is_refused(console: RunningConsole, request_: bytes
 @pytest.mark.parametrize(
     "lines",
     [
-        [b"X_Proxy_Secret: " + PROXY_SECRET.encode(), b"X_Forwarded_User: ana"],
-        [b"X-Proxy-Secret : " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
-        [b"X-Other: 1", b" X-Proxy-Secret: " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
-        [b"X-Proxy-Secret: " + PROXY_SECRET.encode()],
-        [b"X-Proxy-Secret\t: " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
-        [b"X-Proxy-Secret: " + PROXY_SECRET.encode(), b"x-proxy-SECRET: x", b"X-Forwarded-User: ana"],
-        [b"X-Proxy-Secret: " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana", b"x-forwarded-user: root"],
-        [b"X-Proxy-Secret: x, " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
-        [b"X-Proxy-Secret: " + PROXY_SECRET.encode().upper(), b"X-Forwarded-User: ana"],
-        [b"X-Proxy-Secret: " + PROXY_SECRET.encode()[:-1], b"X-Forwarded-User: ana"],
-        [b"X-Proxy-Secret: \xff" + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
-        [b"X-Proxy-Secret:", b"X-Forwarded-User: ana"],
-        [b"X-Proxy-Secret: x\x00", b"X-Forwarded-User: ana"],
-        [b"X-Proxy-Secret: " + PROXY_SECRET.encode(), b"X-Forwarded-User:", b"X-Forwarded-Email: ana"],
-        [b"Cookie: X-Proxy-Secret=" + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
-        [b"Connection: X-Forwarded-User", b"X-Forwarded-User: ana"],
+        [b"X_Proxy_Secret: " + SECRET, b"X_Forwarded_User: ana"],
+        [b"X-Proxy-Secret : " + SECRET, USER],
+        [b"X-Other: 1", b" X-Proxy-Secret: " + SECRET, USER],
+        [b"X-Proxy-Secret: " + SECRET],
+        [b"X-Proxy-Secret\t: " + SECRET, USER],
+        [b"X-Proxy-Secret: " + SECRET, b"x-proxy-SECRET: x", USER],
+        [b"X-Proxy-Secret: " + SECRET, USER, b"x-forwarded-user: root"],
+        [b"X-Proxy-Secret: x, " + SECRET, USER],
+        [b"X-Proxy-Secret: " + SECRET.upper(), USER],
+        [b"X-Proxy-Secret: " + SECRET[:-1], USER],
+        [b"X-Proxy-Secret: \xff" + SECRET, USER],
+        [b"X-Proxy-Secret:", USER],
+        [b"X-Proxy-Secret: x\x00", USER],
+        [b"X-Proxy-Secret: " + SECRET, b"X-Forwarded-User:", b"X-Forwarded-Email: ana"],
+        [b"Cookie: X-Proxy-Secret=" + SECRET, USER],
+        [b"Connection: X-Forwarded-User", USER],
     ],
 )
 def test_no_spelling_of_headers_replaces_the_proxys(guarded: RunningConsole, lines: list[bytes]) -> None:
-    head = [b"GET / HTTP/1.1", b"Host: x", b"Connection: close", *lines, b"", b""]
-    with connect(guarded) as client:
-        client.sendall(b"\r\n".join(head))
-        answer = read_all(client)
-    assert b"HTTP/1.1 200" not in answer
-
-
-def test_the_request_that_the_headers_are_tried_on_is_answered_with_them(guarded: RunningConsole) -> None:
-    assert guarded.get("/", signed_in("ana")).status_code == 200
+    right = [b"X-Proxy-Secret: " + SECRET, USER]
+    for given, is_answered in ((right, True), (lines, False)):
+        head = [b"GET / HTTP/1.1", b"Host: x", b"Connection: close", b"X-Forwarded-Groups: staff", *given]
+        with guarded.connect() as client:
+            client.sendall(b"\r\n".join([*head, b"", b""]))
+            assert (b"HTTP/1.1 200" in read_all(client)) == is_answered
 
 
 @pytest.mark.parametrize(
@@ -152,8 +122,8 @@ def test_the_request_that_the_headers_are_tried_on_is_answered_with_them(guarded
     ],
 )
 def test_no_second_request_is_hidden_in_a_body(console: RunningConsole, framing: bytes) -> None:
-    head = b"POST /ingest HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/cloudevents+json\r\n"
-    with connect(console) as client:
+    head = POST + b"Content-Type: application/cloudevents+json\r\n"
+    with console.connect() as client:
         client.sendall(head + framing + b"\r\n\r\n0\r\n\r\n" + GET)
         answer = read_all(client)
     assert answer.count(b"HTTP/1.1 ") == 1
@@ -198,7 +168,7 @@ def test_no_address_redirects_before_sign_in_nor_to_the_host_of_a_request(
 def test_a_strange_request_is_answered_as_any_other(
     console: RunningConsole, request_: bytes, status: int
 ) -> None:
-    with connect(console) as client:
+    with console.connect() as client:
         client.sendall(request_ + b"\r\nHost: localhost\r\n\r\n")
         answer = client.recv(65536)
     assert answer.startswith(b"HTTP/1.1 %d " % status)
@@ -208,13 +178,33 @@ def test_a_strange_request_is_answered_as_any_other(
     "body", [b"zz\r\n", b"5\r\nhello\r\nzz\r\n", b"-1\r\n", b"f" * 30 + b"\r\n", b"5;" + b"x" * 100_000]
 )
 def test_chunks_that_are_none_end_the_connection(console: RunningConsole, body: bytes) -> None:
-    with connect(console) as client:
+    with console.connect() as client:
         with suppress(OSError):  # it may be refused before it is sent
-            client.sendall(
-                b"POST /ingest HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + body
-            )
+            client.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n" + body)
         read_all(client)
     assert console.get("/livez").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param(b"Content-Length: 99999999999\r\n\r\n", 413, id="too large, before it is read"),
+        pytest.param(b"Content-Length: 9\r\n\r\n{", 408, id="does not arrive"),
+    ],
+)
+def test_a_body_that_is_too_large_or_does_not_arrive_is_given_up(
+    console: RunningConsole, monkeypatch: pytest.MonkeyPatch, sent: bytes, status: int
+) -> None:
+    monkeypatch.setattr(ingest, "BODY_SECONDS", 0.05)
+    with console.connect() as client:
+        client.sendall(POST + sent)
+        assert client.recv(200).startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_a_body_without_a_length_is_read_up_to_the_limit(console: RunningConsole) -> None:
+    chunks = (b" " * 65536 for _ in range(200))
+    url = f"{console.url}/ingest"
+    assert requests.post(url, data=chunks, headers=STRUCTURED, timeout=LIMIT_SECONDS).status_code == 413
 
 
 def test_a_compressed_body_is_not_expanded(console: RunningConsole) -> None:
@@ -224,7 +214,7 @@ def test_a_compressed_body_is_not_expanded(console: RunningConsole) -> None:
 
 
 def test_a_body_of_somebody_without_the_token_is_not_read(guarded: RunningConsole) -> None:
-    with connect(guarded) as client:
+    with guarded.connect() as client:
         client.sendall(b"POST /ingest HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 401 ")
 
@@ -233,27 +223,19 @@ def test_large_bodies_wait_while_others_arrive_and_small_ones_do_not(
     console: RunningConsole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingest, "BODY_SECONDS", 30.0)
-    head = b"POST /ingest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
-    heartbeat = FleetVm("pending").heartbeat(datetime.now(UTC))
-    large = head.replace(b"1000000", b"%d" % (100_000 + len(heartbeat))) + b" " * 100_000 + heartbeat
+    heartbeat = FleetVm("pending").heartbeat()
+    length = b"Content-Length: %d\r\nContent-Type: application/cloudevents+json\r\n\r\n"
+    large = POST + length % (100_000 + len(heartbeat)) + b" " * 100_000 + heartbeat
     with ExitStack() as stack:
         for _ in range(ingest.MAX_LARGE):
-            stack.enter_context(connect(console)).sendall(head + b" ")
+            stack.enter_context(console.connect()).sendall(POST + b"Content-Length: 1000000\r\n\r\n ")
         assert console.post(heartbeat).status_code == 200
-        waiting = stack.enter_context(connect(console))
-        waiting.sendall(
-            large.replace(
-                b"Host: localhost", b"Host: localhost\r\nContent-Type: application/cloudevents+json"
-            )
-        )
+        waiting = stack.enter_context(console.connect())
+        waiting.sendall(large)
         waiting.settimeout(0.5)
         with pytest.raises(TimeoutError):
             waiting.recv(1)
         assert console.post(heartbeat).status_code == 200
-    with connect(console) as client:
-        client.sendall(
-            large.replace(
-                b"Host: localhost", b"Host: localhost\r\nContent-Type: application/cloudevents+json"
-            )
-        )
+    with console.connect() as client:
+        client.sendall(large)
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")

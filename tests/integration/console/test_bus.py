@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,47 +47,55 @@ class ConsoleOnQueue:
             receiver=self.receiver, writer=self.writer, clock=clock, stop=self.stop, settled=Stop()
         )
 
+    def send(self, *names: str) -> None:
+        """Put a heartbeat of each VM into the queue."""
+        for name in names:
+            self.queue.send(FleetVm(name).heartbeat(), message_id=name)
 
-def test_a_message_is_completed_only_after_the_commit(tmp_path: Path) -> None:
-    rig = ConsoleOnQueue(tmp_path)
-    rig.queue.send(FleetVm("web-0").heartbeat(), message_id="1")
-    thread = start_thread("bus", lambda: rig.bus.run_once(5.0))
-    wait_until(lambda: rig.receiver.status().unsettled == 1)
-    assert not rig.queue.completed
-    rig.writer.run_once(5.0)
-    thread.join(10)
+    @contextmanager
+    def receiving(self) -> Iterator[threading.Thread]:
+        """Let the input work once, beside the writer and until its end."""
+        thread = start_thread("bus", lambda: self.bus.run_once(5.0))
+        yield thread
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[ConsoleOnQueue]:
+    made = ConsoleOnQueue(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_message_is_completed_only_after_the_commit(rig: ConsoleOnQueue) -> None:
+    rig.send("web-0")
+    with rig.receiving():
+        wait_until(lambda: rig.receiver.status().unsettled == 1)
+        assert not rig.queue.completed
+        rig.writer.run_once(5.0)
     assert len(rig.queue.completed) == 1
-    rig.store.close()
 
 
-def test_a_message_stays_on_the_bus_while_the_store_fails(tmp_path: Path) -> None:
-    rig = ConsoleOnQueue(tmp_path)
+def test_a_message_stays_on_the_bus_while_the_store_fails(rig: ConsoleOnQueue) -> None:
     rig.store.close()
-    rig.queue.send(FleetVm("web-0").heartbeat(), message_id="1")
-    thread = start_thread("bus", lambda: rig.bus.run_once(5.0))
-    rig.writer.run_once(5.0)
-    assert rig.writer.error
-    rig.stop.set()
-    thread.join(10)
-    assert not thread.is_alive()
+    rig.send("web-0")
+    with rig.receiving():
+        rig.writer.run_once(5.0)
+        assert rig.writer.error
+        rig.stop.set()
     assert rig.receiver.settled == []
 
 
-def test_a_message_that_is_no_event_is_dead_lettered(tmp_path: Path) -> None:
-    rig = ConsoleOnQueue(tmp_path)
+def test_a_message_that_is_no_event_is_dead_lettered(rig: ConsoleOnQueue) -> None:
     rig.queue.send(b"{", message_id="1")
     rig.bus.run_once(5.0)
-    assert len(rig.queue.dead_letters) == 1
-    assert rig.bus.status().malformed == 1
-    rig.store.close()
+    assert (len(rig.queue.dead_letters), rig.bus.status().malformed) == (1, 1)
 
 
 def test_an_event_that_cannot_be_stored_is_dead_lettered_and_the_others_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rig: ConsoleOnQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = ConsoleOnQueue(tmp_path)
-    for number in range(5):
-        rig.queue.send(FleetVm(f"web-{number}").heartbeat(), message_id=str(number))
     add = tables.add
 
     def fail(
@@ -96,26 +106,24 @@ def test_an_event_that_cannot_be_stored_is_dead_lettered_and_the_others_are_kept
         return add(connection, events, received_at=received_at)
 
     monkeypatch.setattr(tables, "add", fail)
-    thread = start_thread("bus", lambda: rig.bus.run_once(5.0))
-    while thread.is_alive():
-        rig.writer.run_once(0.01)
-    assert [one.message_id for one in rig.queue.dead_letters] == ["3"]
+    rig.send(*(f"web-{number}" for number in range(5)))
+    with rig.receiving() as thread:
+        while thread.is_alive():
+            rig.writer.run_once(0.01)
+    assert [one.message_id for one in rig.queue.dead_letters] == ["web-3"]
     assert len(rig.queue.completed) == 4
-    rig.store.close()
 
 
-def test_a_message_that_is_delivered_again_counts_once(tmp_path: Path) -> None:
-    rig = ConsoleOnQueue(tmp_path)
-    rig.queue.send(FleetVm("web-0").heartbeat(), message_id="1")
-    settle = rig.receiver.settle
-    rig.receiver.settle = lambda *_: rig.receiver.disconnect()  # type: ignore[method-assign] # the lock is lost
-    for _ in range(2):
-        thread = start_thread("bus", lambda: rig.bus.run_once(5.0))
+def test_a_message_that_is_delivered_again_counts_once(
+    rig: ConsoleOnQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.send("web-0")
+    with monkeypatch.context() as patch, rig.receiving():
+        patch.setattr(rig.receiver, "settle", lambda *_: rig.receiver.disconnect())  # the lock is lost
         rig.writer.run_once(5.0)
-        thread.join(10)
-        rig.receiver.settle = settle  # type: ignore[method-assign]
+    with rig.receiving():
+        rig.writer.run_once(5.0)
     assert (len(rig.queue.completed), rig.writer.received, rig.writer.repeated) == (1, 1, 1)
-    rig.store.close()
 
 
 def test_bus_and_webhook_feed_the_same_console(tmp_path: Path, fleet_topic: ServiceBusLab) -> None:

@@ -13,9 +13,8 @@ import requests
 
 from bridge.console import expected
 from bridge.console.expected import read_expected
-from bridge.console.forget import forgotten
+from bridge.console.forget import dismissed, forgotten
 from bridge.contract.types import TYPE_PREFIX
-from tests.support.clock import MovedClock
 from tests.support.console import (
     ANA,
     NOW,
@@ -26,27 +25,20 @@ from tests.support.console import (
     RunningConsole,
     Shown,
     behind_proxy,
+    console_at,
     event,
     received,
-    running_console,
-    shown,
     signed_in,
 )
+from tests.support.only import only
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture
 def console(tmp_path: Path) -> Iterator[RunningConsole]:
-    settings = behind_proxy(approver_groups=["ops"])
-    with running_console(tmp_path, clock=MovedClock(NOW.timestamp()), **settings) as running:
+    with console_at(tmp_path, **behind_proxy(approver_groups=["ops"])) as running:
         yield running
-
-
-@pytest.fixture
-def seen(tmp_path: Path) -> Iterator[Shown]:
-    with shown(tmp_path) as opened:
-        yield opened
 
 
 def listed(name: str, group: str = "shop", **more: Any) -> dict[str, Any]:
@@ -66,8 +58,7 @@ def watches(seen: Shown, **wanted: Any) -> dict[str, str]:
 
 
 def put(console: RunningConsole, body: object, headers: dict[str, str]) -> requests.Response:
-    given = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return console.put("/api/v1/expected", given, headers)
+    return console.send_json("PUT", "/api/v1/expected", body, headers)
 
 
 def test_a_vm_that_is_expected_is_never_heard_until_it_reports(seen: Shown) -> None:
@@ -77,17 +68,20 @@ def test_a_vm_that_is_expected_is_never_heard_until_it_reports(seen: Shown) -> N
     assert watches(seen, status="unwatched") == {"web-1": "unheard", "web-2": "unheard"}
     seen.add(FleetVm("web-1").heartbeat())
     assert watches(seen, status="unheard") == {"web-2": "unheard"}
-    (row,) = seen.vms(status="unheard")
+    row = only(seen.vms(status="unheard"))
     assert (row.alive_at, row.describe_watch(seen.clock.wall())) == (None, "never heard")
 
 
-def test_the_next_list_replaces_the_last_one_and_touches_no_vm_that_has_reported(seen: Shown) -> None:
+def test_the_next_list_replaces_the_last_one_and_touches_no_vm_that_has_reported_until_it_is_silent(
+    seen: Shown,
+) -> None:
     expect(seen, listed("web-0"), listed("web-1"))
     seen.add(FleetVm("web-1").heartbeat())
     expect(seen, listed("web-2"))
     assert watches(seen) == {"web-1": "watched", "web-2": "unheard"}
     seen.store.prune(seen.clock.wall())
-    assert watches(seen, status="unheard") == {"web-2": "unheard"}
+    seen.clock.advance(3901)
+    assert watches(seen) == {"web-2": "unheard"}
 
 
 @pytest.mark.parametrize("life", ["deleted", "stopped", "forgotten", "silent"])
@@ -115,24 +109,6 @@ def test_who_is_expected_and_not_heard_is_not_watched_whatever_was_known_before(
     assert watches(seen) == {}
 
 
-def test_a_vm_that_leaves_the_list_and_reports_stays(seen: Shown) -> None:
-    expect(seen, listed("web-0"))
-    seen.add(FleetVm("web-0").heartbeat())
-    expect(seen)
-    assert watches(seen) == {"web-0": "watched"}
-    seen.clock.advance(3901)
-    assert watches(seen) == {}
-
-
-def test_an_expected_vm_that_an_event_names_is_shown_once_with_the_event(seen: Shown) -> None:
-    expect(seen, listed("web-1"))
-    seen.add(FleetVm("web-0").change("scheduled", event(vms=["web-0", "web-1"])))
-    assert {vm.name: (vm.watch, vm.event) for vm in seen.vms()} == {
-        "web-0": ("watched", "Scheduled"),
-        "web-1": ("unheard", "Scheduled"),
-    }
-
-
 def test_expected_vms_are_chosen_by_group_and_tag_and_offered_by_the_filters(seen: Shown) -> None:
     expect(seen, listed("web-0", Tags={"Team": "Zeta"}), listed("db-0", group="data"))
     assert [*watches(seen, tag=("team=zeta",))] == ["web-0"]
@@ -148,14 +124,14 @@ def test_a_vm_reports_its_scale_set_where_the_list_did_not_name_it(seen: Shown) 
 def test_a_program_lists_vms_and_page_api_and_metric_count_those_never_heard(console: RunningConsole) -> None:
     console.send(FleetVm("web-0").heartbeat())
     assert put(console, [listed("web-0"), listed("web-1")], BEARER).status_code == 204
-    assert "; 1 of 2 VMs is not watched" in console.get("/", ANA).text
-    assert "never heard" in console.get("/fleet", ANA).text
-    assert "2 VMs are expected, by the list of " in console.get("/fleet", ANA).text
-    (vm,) = console.get("/api/v1/vms?status=unheard", ANA).json()["vms"]
-    assert vm["name"] == "web-1"
-    assert 'console_vms{state="unheard"} 1.0' in console.get("/metrics", BEARER).text
+    assert "; 1 of 2 VMs is not watched" in console.page("/", ANA)
+    fleet = console.page("/fleet", ANA)
+    assert ("never heard" in fleet, "2 VMs are expected, by the list of " in fleet) == (True, True)
+    vms = console.get("/api/v1/vms?status=unheard", ANA).json()["vms"]
+    assert [vm["name"] for vm in vms] == ["web-1"]
+    assert 'console_vms{state="unheard"} 1.0' in console.page("/metrics", BEARER)
     console.send(FleetVm("web-1").heartbeat(NOW + timedelta(seconds=1)))
-    assert 'console_vms{state="unheard"} 0.0' in console.get("/metrics", BEARER).text
+    assert 'console_vms{state="unheard"} 0.0' in console.page("/metrics", BEARER)
 
 
 @pytest.mark.parametrize(
@@ -200,10 +176,17 @@ def test_what_is_no_list_of_vms_is_refused_and_the_last_list_stays(
 
 
 def test_on_a_loopback_address_without_sign_in_everybody_lists_vms(tmp_path: Path) -> None:
-    with running_console(tmp_path) as running:
+    with console_at(tmp_path) as running:
         assert put(running, [listed("web-0")], {}).status_code == 204
 
 
-def test_a_sender_of_events_lists_no_vms() -> None:
-    forged = {**json.loads(FleetVm("web-0").heartbeat()), "type": f"{TYPE_PREFIX}console.expected.v1"}
-    assert received(json.dumps(forged).encode()) == []
+@pytest.mark.parametrize("name", ["expected", "forgotten", "dismissed"])
+def test_a_sender_of_events_lists_no_vms_and_puts_nothing_away(seen: Shown, name: str) -> None:
+    seen.add(FleetVm("web-0").heartbeat(), FleetVm("web-0").change("scheduled", event()))
+    own = [
+        read_expected(b"[]", now=0),
+        *forgotten(seen.vms(), by="ana", now=0),
+        dismissed(seen.event(), by="ana", now=0, why="scaled in"),
+    ]
+    note = only(one.body for one in own if f"{TYPE_PREFIX}console.{name}.v1" in one.body.decode())
+    assert received(note) == []

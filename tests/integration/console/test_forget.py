@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import timedelta
-from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 
 from bridge.config.base import Secret
 from bridge.console import rows
 from bridge.console.forget import forgotten
 from bridge.console.rows import Where
 from bridge.console.store import Store
-from bridge.contract.types import TYPE_PREFIX
 from tests.support.clock import MovedClock
 from tests.support.console import (
     ANA,
@@ -26,88 +22,63 @@ from tests.support.console import (
     ORIGIN,
     TOKEN,
     FleetVm,
+    FormOf,
     RunningConsole,
     Shown,
     behind_proxy,
+    console_at,
     event,
     event_id,
     received,
-    running_console,
     shown,
     signed_in,
 )
-from tests.support.process import LIMIT_SECONDS
+from tests.support.only import only
 
 LATER = NOW + timedelta(hours=2)
+EVENT = f"/event/{event_id('E')}"
+BOB = signed_in("bob")
 
 
 @pytest.fixture
-def clock() -> MovedClock:
-    return MovedClock(LATER.timestamp())
-
-
-@pytest.fixture
-def console(tmp_path: Path, clock: MovedClock) -> Iterator[RunningConsole]:
+def console(tmp_path: Path) -> Iterator[RunningConsole]:
     """Return a console two hours after NOW: a VM is watched, two are silent and one was stopped."""
-    settings = behind_proxy(approver_groups=["ops"])
-    with running_console(tmp_path, clock=clock, **settings) as running:
+    with console_at(tmp_path, LATER, **behind_proxy(approver_groups=["ops"])) as running:
         running.send(*(FleetVm(f"web-{number}").heartbeat() for number in range(2)))
         running.send(FleetVm("web-2").heartbeat(LATER, reason="Stopping"), FleetVm("web-3").heartbeat(LATER))
-        clock.advance(1)
+        running.advance(1)
         yield running
 
 
-class Approver:
-    """A person with a browser's session."""
-
-    def __init__(self, console: RunningConsole, headers: dict[str, str]) -> None:
-        self._console, self._session = console, requests.Session()
-        self._session.headers.update(headers)
-
-    @property
-    def cookie(self) -> str:
-        return str(self._session.headers["Cookie"])
-
-    def fields(self, path: str, action: str = "forget") -> dict[str, str]:
-        """Return the fields of the form on a page, {} if there is none."""
-        answer = self._session.get(f"{self._console.url}{path}", timeout=LIMIT_SECONDS)
-        # requests keeps no secure cookie of plain http
-        self._session.headers["Cookie"] = answer.headers.get("Set-Cookie", "").partition(";")[0]
-        form = answer.text.partition(f"/{action}")[2].partition("</form>")[0]
-        return {
-            name: unescape(value) for name, value in re.findall('name="(token|shown)" value="([^"]*)"', form)
-        }
-
-    def forget(self, path: str, fields: dict[str, str], **headers: str) -> requests.Response:
-        return self._session.post(
-            f"{self._console.url}{path}",
-            data=fields,
-            headers={"Origin": ORIGIN, **headers},
-            timeout=LIMIT_SECONDS,
-            allow_redirects=False,
-        )
+@pytest.fixture
+def seen(tmp_path: Path) -> Iterator[Shown]:
+    """Return a store two hours after NOW."""
+    with shown(tmp_path, LATER) as opened:
+        yield opened
 
 
-def names(console: RunningConsole, query: str = "") -> list[str]:
-    return [vm["name"] for vm in console.get(f"/api/v1/vms{query}", ANA).json()["vms"]]
+def fleet_form(console: RunningConsole, query: str = "", person: dict[str, str] = ANA) -> FormOf:
+    return FormOf(console, f"/fleet{query}", "forget", person)
+
+
+def read(console: RunningConsole, path: str) -> Any:
+    return console.get(f"/api/v1/{path}", ANA).json()
+
+
+def names(console: RunningConsole) -> list[str]:
+    return [vm["name"] for vm in read(console, "vms")["vms"]]
 
 
 def test_an_approver_puts_away_what_a_filter_chooses_until_its_next_event(console: RunningConsole) -> None:
-    ana = Approver(console, ANA)
-    fields = ana.fields("/fleet?status=silent")
-    answer = ana.forget("/fleet/forget?status=silent", {**fields, "confirm": "2"})
+    answer = fleet_form(console, "?status=silent").post(confirm="2")
     assert (answer.status_code, answer.headers["Location"]) == (303, "/fleet?status=silent")
     assert names(console) == ["web-2", "web-3"]
-    assert 'console_vms{state="silent"} 0.0' in console.get("/metrics", ANA).text
-    (found,) = console.get("/api/v1/history", ANA).json()["losses"]
-    assert found == {
-        "at": "2026-11-20T15:00:01Z",
-        "vm": "web-0, web-1",
-        "text": "Forgotten by ana@contoso.example",
-    }
-    of_one = console.get("/api/v1/history?vm=web-1", ANA).json()["losses"]
-    assert [one["vm"] for one in of_one] == ["web-1"]
-    assert "Forgotten by ana@contoso.example" in console.get("/history", ANA).text
+    assert 'console_vms{state="silent"} 0.0' in console.page("/metrics", ANA)
+    by = "Forgotten by ana@contoso.example"
+    expected = {"at": "2026-11-20T15:00:01Z", "vm": "web-0, web-1", "text": by}
+    assert read(console, "history")["losses"] == [expected]
+    assert read(console, "history?vm=web-1")["losses"] == [{**expected, "vm": "web-1"}]
+    assert by in console.page("/history", ANA)
     console.send(FleetVm("web-1").heartbeat(LATER + timedelta(seconds=1)))
     assert names(console) == ["web-1", "web-2", "web-3"]
 
@@ -117,76 +88,77 @@ def test_two_consoles_at_one_address_accept_each_others_forms_with_one_key(
     tmp_path: Path, keys: tuple[str, str]
 ) -> None:
     """Each has a subscription and a store of its own, with the same events."""
-    consoles = []
     with ExitStack() as stack:
-        for place, key in enumerate(keys):
-            more = {"form_key": Secret(key)} if key else {}
-            folder, clock = tmp_path / str(place), MovedClock(LATER.timestamp())
+
+        def start(place: int) -> RunningConsole:
+            more = {"form_key": Secret(keys[place])} if keys[place] else {}
             settings = behind_proxy(approver_groups=["ops"], **more)
-            consoles.append(stack.enter_context(running_console(folder, clock=clock, **settings)))
-            consoles[-1].send(FleetVm("web-0").heartbeat())
-        ana, other = (Approver(console, ANA) for console in consoles)
-        fields = {**ana.fields("/fleet"), "confirm": "1"}
-        status = other.forget("/fleet/forget", fields, Cookie=ana.cookie).status_code
-        assert status == (303 if keys[0] == keys[1] != "" else 403)
+            console = stack.enter_context(console_at(tmp_path / str(place), LATER, **settings))
+            console.send(FleetVm("web-0").heartbeat())
+            return console
+
+        form, other = fleet_form(start(0)), start(1)
+        form.console = other
+        assert form.post(confirm="1").status_code == (303 if keys[0] == keys[1] != "" else 403)
 
 
 def test_without_a_filter_everything_that_is_silent_or_stopped_is_put_away(console: RunningConsole) -> None:
-    ana = Approver(console, ANA)
-    ana.forget("/fleet/forget", {**ana.fields("/fleet"), "confirm": "3"})
+    fleet_form(console).post(confirm="3")
     assert names(console) == ["web-3"]
-    assert ana.fields("/fleet") == {}
+    assert fleet_form(console).fields == {}
 
 
 @pytest.mark.parametrize(
-    ("person", "change", "headers", "status"),
+    ("headers", "fields"),
     [
-        (ANA, {"token": "other"}, {}, 403),
-        (ANA, {"confirm": "2"}, {}, 403),
-        (ANA, {"shown": "other"}, {}, 403),
-        (ANA, {}, {"Origin": "https://evil.example"}, 403),
-        (ANA, {}, {"Cookie": ""}, 403),
-        (signed_in("bob"), {}, {}, 403),
+        ({}, {"token": "other"}),
+        ({}, {"confirm": "2"}),
+        ({}, {"shown": "other"}),
+        ({"Origin": "https://evil.example"}, {}),
+        ({"Cookie": None}, {}),
+        ({"X-Forwarded-Groups": None, **BOB}, {}),
     ],
 )
 def test_a_post_that_is_not_from_the_form_of_an_approver_forgets_nothing(
-    console: RunningConsole,
-    person: dict[str, str],
-    change: dict[str, str],
-    headers: dict[str, str],
-    status: int,
+    console: RunningConsole, headers: dict[str, str | None], fields: dict[str, str]
 ) -> None:
-    ana, other = Approver(console, ANA), Approver(console, person)
-    fields = {**ana.fields("/fleet"), "confirm": "3", **change}
-    answer = (ana if person is ANA else other).forget("/fleet/forget", fields, **headers)
-    assert answer.status_code == status
+    assert fleet_form(console).post(headers, **{"confirm": "3", **fields}).status_code == 403
     assert len(names(console)) == 4
 
 
-def test_an_approver_dismisses_an_event_until_anything_new_is_heard_of_it(
-    console: RunningConsole, clock: MovedClock
+def test_the_form_is_not_valid_for_other_vms_nor_for_one_that_was_heard_of_since(
+    console: RunningConsole,
 ) -> None:
-    vm, path = FleetVm("web-3"), f"/event/{event_id('E')}"
+    form = fleet_form(console, "?vm=web-0")
+    form.action = "/fleet/forget?vm=web-1"
+    assert form.post(confirm="1").status_code == 403
+    form.action = "/fleet/forget?vm=web-0"
+    console.send(FleetVm("web-0").heartbeat(LATER))
+    assert form.post(confirm="1").status_code == 403
+
+
+def test_an_approver_dismisses_an_event_until_anything_new_is_heard_of_it(console: RunningConsole) -> None:
+    vm = FleetVm("web-3")
     console.send(vm.change("scheduled", event(), LATER))
-    clock.advance(1)
-    ana = Approver(console, ANA)
-    token = ana.fields(path, "dismiss")
-    assert ana.forget(f"{path}/dismiss", {**token, "reason": ""}).status_code == 403
-    assert ana.forget(f"{path}/dismiss", {"token": "x", "reason": "scaled in"}).status_code == 403
-    answer = ana.forget(f"{path}/dismiss", {**token, "reason": "scaled in"})
-    assert (answer.status_code, answer.headers["Location"]) == (303, path)
-    assert console.get("/api/v1/events", ANA).json()["events"] == []
-    page = console.get(path, ANA).text
-    assert ("by ana@contoso.example" in page, "scaled in" in page, "No longer followed" in page) == (
-        True,
-    ) * 3
-    (ends,) = console.get("/api/v1/history", ANA).json()["ends"]
-    assert ends["counts"] == {"Ended": 1}
-    clock.advance(1)
+    console.advance(1)
+    form = FormOf(console, EVENT, "dismiss")
+    assert form.post(reason="").status_code == 403
+    assert form.post(reason="scaled in", token="x").status_code == 403  # noqa: S106 - a wrong one
+    answer = form.post(reason="scaled in")
+    assert (answer.status_code, answer.headers["Location"]) == (303, EVENT)
+    assert read(console, "events")["events"] == []
+    page = console.page(EVENT, ANA)
+    assert all(words in page for words in ("by ana@contoso.example", "scaled in", "No longer followed"))
+    assert only(read(console, "history")["ends"])["counts"] == {"Ended": 1}
+    console.advance(1)
     console.send(vm.change("started", event(EventStatus="Started"), LATER + timedelta(seconds=1)))
-    (back,) = console.get("/api/v1/events", ANA).json()["events"]
-    assert back["due"] == "started"
-    assert Approver(console, signed_in("bob")).fields(path, "dismiss") == {}
+    assert only(read(console, "events")["events"])["due"] == "started"
+
+
+@pytest.mark.parametrize(("page", "action"), [("/fleet", "forget"), (EVENT, "dismiss")])
+def test_nobody_who_only_looks_sees_the_form(console: RunningConsole, page: str, action: str) -> None:
+    console.send(FleetVm("web-3").change("scheduled", event(), LATER))
+    assert [bool(FormOf(console, page, action, one).fields) for one in (ANA, BOB)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -201,31 +173,25 @@ def test_an_approver_dismisses_an_event_until_anything_new_is_heard_of_it(
     ],
 )
 def test_a_program_puts_vms_and_events_away(
-    console: RunningConsole, clock: MovedClock, order: dict[str, Any], status: int
+    console: RunningConsole, order: dict[str, Any], status: int
 ) -> None:
     console.send(FleetVm("web-3").change("scheduled", event(vms=["web-3"]), LATER))
-    clock.advance(1)
-    ids = {vm["name"]: vm["resource_id"] for vm in console.get("/api/v1/vms", ANA).json()["vms"]}
-    given = {"Reason": "scaled in", "ResourceIds": [ids[name] for name in order.pop("Vms", [])], **order}
-
-    def post(headers: dict[str, str]) -> int:
-        url = f"{console.url}/api/v1/forget"
-        return requests.post(url, json=given, headers=headers, timeout=LIMIT_SECONDS).status_code
-
-    assert (post({}), post(signed_in("bob")), post({**ANA, "Origin": ORIGIN})) == (401, 403, 403)
-    assert post({"Authorization": f"Bearer {TOKEN}"}) == status
-    left = len(names(console)) + len(console.get("/api/v1/events", ANA).json()["events"])
+    console.advance(1)
+    ids = {vm["name"]: vm["resource_id"] for vm in read(console, "vms")["vms"]}
+    given = {"Reason": "scaled in", "ResourceIds": [ids[name] for name in order.get("Vms", [])], **order}
+    given.pop("Vms", None)
+    people: list[dict[str, str]] = [{}, BOB, {**ANA, "Origin": ORIGIN}, {"Authorization": f"Bearer {TOKEN}"}]
+    answers = [console.send_json("POST", "/api/v1/forget", given, person) for person in people]
+    assert [answer.status_code for answer in answers] == [401, 403, 403, status]
+    left = len(names(console)) + len(read(console, "events")["events"])
     assert left == (4 if status == 204 else 5)
 
 
 def test_what_is_not_heard_of_for_days_is_put_away_if_the_setting_says_so(tmp_path: Path) -> None:
     clock = MovedClock(NOW.timestamp())
     with closing(Store(tmp_path / "console.db", clock=clock, away_seconds=86_400.0)) as store:
-        bodies = [
-            FleetVm("web-0").heartbeat(),
-            FleetVm("web-1").change("scheduled", event(vms=["web-9"], minutes=60)),
-        ]
-        store.add(received(*bodies), received_at=NOW.timestamp())
+        named = FleetVm("web-1").change("scheduled", event(vms=["web-9"], minutes=60))
+        store.add(received(FleetVm("web-0").heartbeat(), named), received_at=NOW.timestamp())
         for seconds, left in ((86_399, (2, 1)), (2, (0, 1)), (3600, (0, 0))):
             clock.advance(seconds)
             with store.reading() as reader:
@@ -233,52 +199,28 @@ def test_what_is_not_heard_of_for_days_is_put_away_if_the_setting_says_so(tmp_pa
             assert (len(vms), len(events)) == left
 
 
-def test_the_form_is_not_valid_for_other_vms(console: RunningConsole) -> None:
-    ana = Approver(console, ANA)
-    fields = ana.fields("/fleet?vm=web-0")
-    assert ana.forget("/fleet/forget?vm=web-1", {**fields, "confirm": "1"}).status_code == 403
-    console.send(FleetVm("web-0").heartbeat(LATER))
-    assert ana.forget("/fleet/forget?vm=web-0", {**fields, "confirm": "1"}).status_code == 403
-
-
-def test_nobody_who_only_looks_sees_the_form(console: RunningConsole) -> None:
-    assert Approver(console, signed_in("bob")).fields("/fleet") == {}
-
-
-def test_a_sender_of_events_puts_nothing_away(tmp_path: Path) -> None:
-    with shown(tmp_path, LATER) as seen:
-        seen.add(FleetVm("web-0").heartbeat())
-        (note,) = forgotten(seen.vms(), by="ana", now=LATER.timestamp())
-        assert f"{TYPE_PREFIX}console.forgotten.v1" in note.body.decode()
-        assert received(note.body, now=LATER) == []
-        assert len(seen.vms()) == 1
-
-
-@pytest.mark.parametrize("late", [-3600, 60, 3600])
-def test_a_vm_with_a_wrong_clock_returns_with_its_next_event_too(tmp_path: Path, late: float) -> None:
-    with shown(tmp_path, LATER) as seen:
-        seen.add(FleetVm("web-0").heartbeat(NOW - timedelta(seconds=late)))
-        forget_all(seen)
-        assert seen.vms() == []
-        seen.add(
-            FleetVm("web-0").heartbeat(NOW - timedelta(seconds=late - 1)), at=LATER + timedelta(seconds=9)
-        )
-        assert len(seen.vms()) == 1
-
-
 def forget_all(seen: Shown) -> None:
     now = LATER.timestamp()
     seen.store.add(forgotten(seen.vms(), by="ana", now=now), received_at=now)
 
 
-def test_what_was_put_away_is_on_no_page_and_its_losses_stay_in_the_history(tmp_path: Path) -> None:
-    with shown(tmp_path, LATER) as seen:
-        vm = FleetVm("web-0")
-        seen.add(vm.heartbeat(), vm.loss())
-        forget_all(seen)
-        assert seen.read(rows.count_vms) == {}
-        losses, _ = seen.read(rows.losses_since, 0.0, rows.Filter(vm="web-0"), limit=9)
-        assert [(one.kind, one.at) for one in losses] == [
-            ("console.forgotten", LATER.timestamp()),
-            ("bridge.loss", NOW.timestamp()),
-        ]
+@pytest.mark.parametrize("late", [-3600, 60, 3600])
+def test_a_vm_with_a_wrong_clock_returns_with_its_next_event_too(seen: Shown, late: float) -> None:
+    at = NOW - timedelta(seconds=late)
+    seen.add(FleetVm("web-0").heartbeat(at))
+    forget_all(seen)
+    assert seen.vms() == []
+    seen.add(FleetVm("web-0").heartbeat(at + timedelta(seconds=1)), at=LATER + timedelta(seconds=9))
+    assert len(seen.vms()) == 1
+
+
+def test_what_was_put_away_is_on_no_page_and_its_losses_stay_in_the_history(seen: Shown) -> None:
+    vm = FleetVm("web-0")
+    seen.add(vm.heartbeat(), vm.loss())
+    forget_all(seen)
+    assert seen.read(rows.count_vms) == {}
+    losses, _ = seen.read(rows.losses_since, 0.0, rows.Filter(vm="web-0"), limit=9)
+    assert [(one.kind, one.at) for one in losses] == [
+        ("console.forgotten", LATER.timestamp()),
+        ("bridge.loss", NOW.timestamp()),
+    ]

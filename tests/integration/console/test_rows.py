@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
-from datetime import timedelta
-from pathlib import Path
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,42 +12,38 @@ from bridge.console import rows
 from bridge.console.history import read_history
 from bridge.console.rows import Filter
 from bridge.imds.diff import ChangeKind
-from tests.support.console import NOW, FleetVm, Shown, event, shown
+from tests.support.console import NOW, FleetVm, Shown, event
+from tests.support.only import only
 
 AT = NOW.timestamp()
 HOUR, DAY = 3600.0, 86_400.0
 
 
-@pytest.fixture
-def seen(tmp_path: Path) -> Iterator[Shown]:
-    with shown(tmp_path) as opened:
-        yield opened
+def after(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+WEB = FleetVm("web-0")
 
 
 @pytest.mark.parametrize(
-    ("reason", "is_reachable", "seconds", "watch"),
+    ("bodies", "seconds", "watch"),
     [
-        ("Hourly", True, 3899, "watched"),
-        ("Hourly", True, 3901, "silent"),
-        ("Hourly", False, 3901, "silent"),
-        ("Hourly", False, 9, "unreachable"),
-        ("Stopping", True, 9, "stopped"),
-        ("Stopping", True, 9999, "stopped"),
+        ([WEB.heartbeat()], 3899, "watched"),
+        ([WEB.heartbeat()], 3901, "silent"),
+        ([WEB.unreachable(since=NOW), WEB.heartbeat()], 3901, "silent"),
+        ([WEB.unreachable(since=NOW), WEB.heartbeat()], 9, "unreachable"),
+        ([WEB.heartbeat(reason="Stopping")], 9, "stopped"),
+        ([WEB.heartbeat(reason="Stopping")], 9999, "stopped"),
+        ([WEB.heartbeat(reason="Stopping"), WEB.change("scheduled", event(), after(1))], 9, "watched"),
     ],
 )
 def test_a_vm_is_watched_if_it_was_heard_of_within_an_hour_and_reaches_imds(
-    seen: Shown, reason: str, is_reachable: bool, seconds: float, watch: str
+    seen: Shown, bodies: list[bytes], seconds: float, watch: str
 ) -> None:
-    vm = FleetVm("web-0")
-    seen.add(*([] if is_reachable else [vm.unreachable(NOW, since=NOW)]), vm.heartbeat(reason=reason))
+    seen.add(*bodies)
     seen.clock.advance(seconds)
     assert seen.vm().watch == watch
-
-
-def test_a_vm_that_reports_after_its_stop_is_watched(seen: Shown) -> None:
-    vm = FleetVm("web-0")
-    seen.add(vm.heartbeat(reason="Stopping"), vm.change("scheduled", event(), NOW + timedelta(seconds=1)))
-    assert seen.vm().watch == "watched"
 
 
 def test_not_watched_stays_so_whatever_events_name_the_vm(seen: Shown) -> None:
@@ -73,24 +67,6 @@ def test_not_watched_stays_so_whatever_events_name_the_vm(seen: Shown) -> None:
     assert seen.read(rows.count_vms) == {**counted, "unwatched with event": 2, "": 4}
 
 
-def test_a_vm_that_never_reported_but_is_named_by_an_open_event_is_unknown(seen: Shown) -> None:
-    vm, reboot = FleetVm("web-0"), event(vms=["web-0", "web-1"])
-    seen.add(vm.change("scheduled", reboot))
-    assert {one.name: (one.watch, one.event_type) for one in seen.vms()} == {
-        "web-0": ("watched", "Reboot"),
-        "web-1": ("unknown", "Reboot"),
-    }
-    (named,) = seen.vms(status="unwatched")
-    assert (named.name, named.event_id) == ("web-1", event().event_id)
-    seen.add(vm.change("canceled", reboot, NOW + timedelta(seconds=9), previous=reboot))
-    assert [(one.name, one.event_id) for one in seen.vms()] == [("web-0", None)]
-
-
-def test_a_vm_of_the_same_name_in_another_group_is_not_affected(seen: Shown) -> None:
-    seen.add(FleetVm("web-0", group="other").heartbeat(), FleetVm("web-0").change("scheduled", event()))
-    assert [(vm.group, vm.event) for vm in seen.vms()] == [("other", ""), ("shop", "Scheduled")]
-
-
 def test_a_vm_shows_its_most_urgent_event(seen: Shown) -> None:
     vm = FleetVm("web-0")
     started = event("F", type="Freeze", EventStatus="Started")
@@ -112,14 +88,9 @@ def test_the_pages_of_the_vms_have_each_of_them_once_and_in_their_order(seen: Sh
 
 
 def test_what_is_urgent_comes_first_in_its_group(seen: Shown) -> None:
-    seen.add(
-        *(FleetVm(f"web-{n}").heartbeat() for n in range(3)),
-        FleetVm("web-2").change("scheduled", event("E", vms=["web-2"])),
-    )
-    seen.add(
-        FleetVm("web-1").heartbeat(NOW - timedelta(hours=2)),
-        FleetVm("web-9").heartbeat(NOW - timedelta(hours=2)),
-    )
+    seen.add(*(FleetVm(f"web-{n}").heartbeat() for n in range(3)))
+    seen.add(FleetVm("web-2").change("scheduled", event("E", vms=["web-2"])))
+    seen.add(*(FleetVm(name).heartbeat(after(-2 * HOUR)) for name in ("web-1", "web-9")))
     assert [vm.name for vm in seen.vms()] == ["web-2", "web-9", "web-0", "web-1"]
 
 
@@ -137,26 +108,21 @@ def test_vms_are_in_the_order_of_their_numbers(seen: Shown) -> None:
 def test_a_clock_with_which_every_sender_disagrees_is_the_consoles(
     seen: Shown, clocks: tuple[float, ...], ahead: float | None
 ) -> None:
-    bodies = (FleetVm(f"web-{n}").heartbeat(NOW + timedelta(seconds=one)) for n, one in enumerate(clocks))
-    seen.add(*bodies)
+    seen.add(*(FleetVm(f"web-{n}").heartbeat(after(one)) for n, one in enumerate(clocks)))
     assert seen.read(rows.notes)["ahead"] == ahead
     seen.clock.advance(601)
     assert seen.read(rows.notes)["ahead"] is None
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_of_two_forwarders_that_run_at_once_nothing_is_missing(seen: Shown, order: int) -> None:
-    first, second = FleetVm("web-0", epoch="first"), FleetVm("web-0", epoch="second", sequence=500)
-    bodies = [one.heartbeat(NOW + timedelta(minutes=n)) for n in (0, 20, 40) for one in (first, second)]
-    for body in bodies[::order]:
-        seen.add(body, at=NOW + timedelta(hours=1))
-    assert (seen.vm().missing, seen.vm().doubled_at) == (0, AT + 2400)
-
-
-def test_a_run_after_another_is_no_second_forwarder(seen: Shown) -> None:
-    first, second = FleetVm("web-0", epoch="first"), FleetVm("web-0", epoch="second", sequence=500)
-    seen.add(first.heartbeat(), second.heartbeat(NOW + timedelta(minutes=9)), at=NOW + timedelta(hours=1))
-    assert (seen.vm().missing, seen.vm().doubled_at) == (500, None)
+def test_a_vm_is_out_of_work_until_its_program_has_put_it_back(seen: Shown) -> None:
+    vm = FleetVm("web-0")
+    late, out = (vm.of_work("outofwork", after(seconds), since=NOW) for seconds in (30, 60))
+    back = vm.of_work("recovered", after(90), since=NOW)
+    for body, is_out in ((out, 1), (back, 0), (late, 0)):
+        seen.add(vm.heartbeat(), body)
+        assert len(seen.vms(status="outofwork")) == is_out
+        assert seen.read(rows.count_vms).get("outofwork", 0) == is_out
+        assert (">1</strong> out of work" in seen.page("/")) == is_out
 
 
 # --- events ---
@@ -177,12 +143,9 @@ def test_an_event_is_overdue_in_progress_due_within_the_hour_or_later(
     seen: Shown, minutes: float, changes: dict[str, Any], due: str
 ) -> None:
     kind: ChangeKind = "started" if changes.get("EventStatus") else "scheduled"
-    at = NOW - timedelta(hours=2)
-    seen.add(
-        FleetVm("web-0").change(kind, event(minutes=0, at=NOW + timedelta(minutes=minutes), **changes), at)
-    )
-    (row,) = seen.events()
-    assert row.due == due
+    one = event(minutes=0, at=after(60 * minutes), **changes)
+    seen.add(WEB.change(kind, one, after(-2 * HOUR)))
+    assert only(seen.events()).due == due
     assert [len(seen.events(due=one)) for one in rows.DUES] == [int(one == due) for one in rows.DUES]
 
 
@@ -241,7 +204,7 @@ def test_notice_is_azures_unless_the_forwarder_had_just_started(
     start = vm.heartbeat(at, reason="Started", role=role)
     arriving = [start, vm.change("scheduled", event(minutes=2))]
     for body in arriving if is_heartbeat_first else reversed(arriving):
-        seen.add(body, at=NOW + timedelta(seconds=40))
+        seen.add(body, at=after(40))
     assert seen.event().seen_late == is_late
     notices = seen.read(read_history, 30, AT, Filter()).notices
     assert [(one.short, one.total) for one in notices] == ([] if is_late else [(1, 1)])
@@ -249,13 +212,8 @@ def test_notice_is_azures_unless_the_forwarder_had_just_started(
 
 def test_notice_is_known_if_the_vm_that_saw_the_event_first_had_been_watching(seen: Shown) -> None:
     new, old = FleetVm("w-0", scale_set="w"), FleetVm("w-1", scale_set="w")
-    seen.add(new.heartbeat(NOW + timedelta(seconds=20), reason="Started"), old.heartbeat())
-    seen.add(
-        *(
-            vm.change("scheduled", event(), NOW + timedelta(seconds=late))
-            for vm, late in ((new, 30), (old, 1))
-        )
-    )
+    seen.add(new.heartbeat(after(20), reason="Started"), old.heartbeat())
+    seen.add(new.change("scheduled", event(), after(30)), old.change("scheduled", event(), after(1)))
     assert not seen.event().seen_late
 
 
@@ -278,8 +236,7 @@ def test_a_vm_that_is_deleted_is_probably_gone_for_a_day_and_then_on_no_list(
 ) -> None:
     ended_vms(seen, kind, last=last, reason=reason)
     seen.clock.advance(900 + 301)
-    (row,) = seen.events()
-    assert row.due == "gone"
+    assert only(seen.events()).due == "gone"
     seen.clock.advance(2 * HOUR)
     assert {vm.name: (vm.watch, vm.describe_watch(AT)) for vm in seen.vms()} == {
         "never-0": ("gone", "probably gone"),
@@ -291,21 +248,16 @@ def test_a_vm_that_is_deleted_is_probably_gone_for_a_day_and_then_on_no_list(
     assert seen.read(rows.count_vms) == {}
 
 
-@pytest.mark.parametrize("kind", ["Reboot", "Redeploy", "Freeze"])
-def test_a_vm_that_other_events_name_stays_silent(seen: Shown, kind: str) -> None:
-    ended_vms(seen, kind)
-    seen.clock.advance(2 * HOUR)
-    assert [vm.watch for vm in seen.vms()] == ["unknown", "silent"]
-    assert seen.event().due == "overdue"
-
-
-def test_a_vm_that_was_heard_of_since_is_not_gone_and_its_event_is_overdue(seen: Shown) -> None:
-    ended_vms(seen, last=301)
+@pytest.mark.parametrize(("kind", "last"), [("Reboot", 0), ("Redeploy", 0), ("Freeze", 0), ("Preempt", 301)])
+def test_a_vm_that_is_not_deleted_or_was_heard_of_since_is_silent_and_its_event_overdue(
+    seen: Shown, kind: str, last: float
+) -> None:
+    ended_vms(seen, kind, last=last)
     seen.clock.advance(3 * HOUR)
     assert [vm.watch for vm in seen.vms()] == ["unknown", "silent"]
     assert seen.event().due == "overdue"
     seen.clock.advance(2 * DAY)
-    assert [vm.watch for vm in seen.vms()] == ["silent"]
+    assert [vm.watch for vm in seen.vms()] == ["unknown"] * (kind != "Preempt") + ["silent"]
 
 
 def test_a_vm_that_is_heard_of_again_returns(seen: Shown) -> None:
@@ -334,28 +286,6 @@ def test_the_end_that_another_vm_reports_does_not_bring_the_vm_back(
     assert {vm.name: vm.watch for vm in seen.vms()} == {"w-0": watch, "w-1": "watched", "w-2": "silent"}
     seen.clock.advance(DAY)
     assert ("w-0" in [vm.name for vm in seen.vms()]) == (watch == "silent")
-
-
-def test_of_a_fleet_that_is_replaced_daily_only_what_is_really_silent_is_not_watched(seen: Shown) -> None:
-    """30 VMs, of which one is silent; 25 others are replaced every day for ten days."""
-    for day in range(10):
-        at = NOW + timedelta(days=day)
-        for number in range(25):
-            vm, name = FleetVm(f"spot-{day}-{number}"), f"{day}/{number}"
-            preempt = event(name, type="Preempt", vms=[vm.name], at=at, minutes=1)
-            seen.add(vm.heartbeat(at), vm.change("scheduled", preempt, at), at=at)
-    now = NOW + timedelta(days=9, hours=12)
-    seen.add(*(FleetVm(f"web-{n}").heartbeat(now if n else NOW) for n in range(30)), at=now)
-    seen.clock.advance((now - NOW).total_seconds())
-    counted = seen.read(rows.count_vms)
-    assert {one: counted[one] for one in ("watched", "unwatched", "gone", "")} == {
-        "watched": 29,
-        "unwatched": 1,
-        "gone": 25,
-        "": 55,
-    }
-    assert [vm.name for vm in seen.vms(status="unwatched")] == ["web-0"]
-    assert {row.due for row in seen.events()} == {"gone"}
 
 
 # --- filters ---
@@ -431,9 +361,9 @@ def test_the_vms_of_a_filter_come_first_and_are_counted(seen: Shown) -> None:
     seen.add(*(vm.heartbeat() for vm in (*app, *mine)), app[0].change("scheduled", shared))
     wanted = Filter(tag=("team=zeta",))
     assert seen.read(rows.count_due, wanted) == {"1h": (1, 0, 2)}
-    (row,) = seen.read(rows.mine_first, seen.events(tag=wanted.tag), wanted)
+    row = only(seen.read(rows.mine_first, seen.events(tag=wanted.tag), wanted))
     assert (row.resources[:3], row.vms) == (("zeta-1", "zeta-2", "app-0"), "2 of 20 VMs")
-    (row,) = seen.read(rows.mine_first, seen.events(), Filter())
+    row = only(seen.read(rows.mine_first, seen.events(), Filter()))
     assert (row.resources[0], row.vms) == ("app-0", "20 VMs")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator
 
@@ -30,6 +30,7 @@ from bridge.lab.servicebus.messages import Content
 from bridge.sinks.servicebus import to_message
 from tests.support.cli import Call
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, VM, entry, envelope_of, thorough
+from tests.support.only import only
 from tests.support.samples import reporting
 from tests.support.schemas import (
     BY_NAME,
@@ -224,8 +225,8 @@ def test_readme_links_every_schema() -> None:
 
 
 def sql_filters() -> list[str]:
-    (block,) = re.findall(r"```sql\n(.*?)```", (SCHEMAS / "README.md").read_text(), re.DOTALL)
-    return list(block.splitlines())
+    blocks = re.findall(r"```sql\n(.*?)```", (SCHEMAS / "README.md").read_text(), re.DOTALL)
+    return list(only(blocks).splitlines())
 
 
 @pytest.mark.parametrize("expression", sql_filters())
@@ -273,6 +274,9 @@ def test_events_of_recorded_documents_match_the_schemas(path: Path, reporter: Re
     assert faults_in(build(documents, reporter)) == []
 
 
+some = settings(
+    thorough, max_examples=50
+)  # of many events each, which the schema of all types is slow to check
 texts = st.text(max_size=8) | st.none()
 documented = st.fixed_dictionaries(
     {
@@ -300,7 +304,7 @@ documents = st.builds(
 )
 
 
-@thorough
+@some
 @given(st.lists(documents, min_size=1, max_size=4), st.sampled_from([REPORTER, UNKNOWN_VM]))
 def test_events_of_any_document_with_documented_types_match_the_schemas(
     life: list[Document], reporter: Reporter
@@ -308,7 +312,7 @@ def test_events_of_any_document_with_documented_types_match_the_schemas(
     assert faults_in(build(life, reporter)) == []
 
 
-@thorough
+@some
 @given(
     st.dictionaries(st.sampled_from(["EventType", "Resources", "NotBefore"]), st.none() | st.integers()),
     st.text(max_size=5),

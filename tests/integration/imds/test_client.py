@@ -33,7 +33,6 @@ made: list[ImdsClient] = []
 
 @pytest.fixture(autouse=True)
 def close() -> Iterator[None]:
-    """Close the connections of a test's clients."""
     yield
     while made:
         made.pop().close()
@@ -115,9 +114,7 @@ def test_an_answer_that_does_not_end_is_an_error(serve: Any) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_a_request_that_is_not_answered_is_repeated_on_a_fresh_connection() -> None:
     def serve(server: RawServer, connection: socket.socket) -> None:
-        if server.connections < 3:
-            silent(server, connection)
-        answering(OK)(server, connection)
+        (silent if server.connections < 3 else answering(OK))(server, connection)
 
     calls: list[None] = []
     with RawServer(serve) as server:
@@ -126,12 +123,16 @@ def test_a_request_that_is_not_answered_is_repeated_on_a_fresh_connection() -> N
     assert len(calls) == server.connections - 1
 
 
-@pytest.mark.parametrize("others", [silent, sending(b"HTTP/1.1 429 Later\r\nContent-Length: 0\r\n\r\n")])
-@pytest.mark.usefixtures("impatient")
-def test_the_first_request_stays_open_for_an_answer_of_minutes_beside_others(
-    others: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all requests but the first have only a moment."""
+    monkeypatch.setattr(client_module, "LATE_SECONDS", 0.05)
     monkeypatch.setattr(client_module, "CALL_SECONDS", 0.2)
+
+
+@pytest.mark.parametrize("others", [silent, sending(b"HTTP/1.1 429 Later\r\nContent-Length: 0\r\n\r\n")])
+@pytest.mark.usefixtures("short_calls")
+def test_the_first_request_stays_open_for_an_answer_of_minutes_beside_others(others: Serve) -> None:
     asked = threading.Semaphore(0)
 
     def serve(server: RawServer, connection: socket.socket) -> None:
@@ -149,12 +150,11 @@ def test_the_first_request_stays_open_for_an_answer_of_minutes_beside_others(
     assert server.connections >= 5  # on a busy machine one more
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_calls")
 def test_the_answer_to_the_first_request_is_read_where_no_other_connection_opens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "CALL_SECONDS", 0.2)
-    opened = client_module.ImdsClient._open
+    opened = ImdsClient._open
     tries: list[float] = []
 
     def once(asking: ImdsClient, limit_seconds: float) -> socket.socket:
@@ -163,22 +163,19 @@ def test_the_answer_to_the_first_request_is_read_where_no_other_connection_opens
             raise ConnectionRefusedError
         return opened(asking, limit_seconds)
 
-    monkeypatch.setattr(ImdsClient, "_open", once)
-
     def serve(server: RawServer, connection: socket.socket) -> None:
         server.read_head(connection)
         wait_until(lambda: len(tries) > 1)
         connection.sendall(OK)
 
+    monkeypatch.setattr(ImdsClient, "_open", once)
     with RawServer(serve) as server:
         assert client(server.url).document(timeout_seconds=LIMIT_SECONDS) == b"ok"
     assert len(tries) < 100
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_first_request_that_is_lost_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "CALL_SECONDS", 0.2)
-
+@pytest.mark.usefixtures("short_calls")
+def test_a_first_request_that_is_lost_does_not_hold_up_the_start() -> None:
     def serve(server: RawServer, connection: socket.socket) -> None:
         (answering(OK) if server.connections > 1 else silent)(server, connection)
 
@@ -265,23 +262,6 @@ def test_an_approval_is_sent_once_on_a_connection_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "asked", "obeyed"),
-    [
-        *((status, None, None) for status in (201, 204, 302, 403, 410)),
-        *((429, asked, obeyed) for asked, obeyed in (("3", 3), ("86400", 5), ("soon", None))),
-    ],
-)
-def test_any_status_but_200_is_an_error(
-    imds: ImdsLab, status: int, asked: str | None, obeyed: float | None
-) -> None:
-    imds.fault(status, retry_after=asked)
-    error = failure(client(imds.url("web-0")))
-    assert (error.status, error.retry_after_seconds) == (status, obeyed)
-    assert f"answered {status}" in str(error)
-    assert len(imds.requests()) == 1
-
-
-@pytest.mark.parametrize(
     ("kind", "reason"),
     [
         ("drop", "interrupted|connection"),
@@ -301,11 +281,9 @@ def test_the_call_after_a_broken_connection_or_a_huge_answer_succeeds(
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (
-            404,
-            '{ "error": "Not found. Invalid version requested" }',
-            ": Not found. Invalid version requested",
-        ),
+        *((status, "", "") for status in (201, 204, 302, 403)),
+        (410, "", " (the service is being updated, for at most 70 s)"),
+        (404, '{ "error": "Not found. Invalid version" }', ": Not found. Invalid version"),
         (404, "", " (the service is being updated, or this is not an Azure VM)"),
         (400, '{"error": {"message": "no header"}}', ": no header"),
         (400, '{"error": "x", "newest-versions": ["2017-12-01"]}', ": x"),
@@ -314,10 +292,24 @@ def test_the_call_after_a_broken_connection_or_a_huge_answer_succeeds(
         (503, " <html><script>wait()</script>", ""),
     ],
 )
-def test_what_imds_says_of_an_error_is_told(status: int, body: str, said: str) -> None:
+def test_any_status_but_200_is_an_error_with_what_imds_says_of_it(status: int, body: str, said: str) -> None:
     head = f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n"
     with RawServer(answering((head + body).encode())) as server:
-        assert str(failure(client(server.url))) == f"IMDS at {server.url} answered {status}{said}"
+        error = failure(client(server.url))
+        assert (str(error), error.status) == (f"IMDS at {server.url} answered {status}{said}", status)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "obeyed"),
+    [(429, "3", 3), (429, "86400", 5), (429, "soon", None), (302, None, None), (204, None, None)],
+)
+def test_only_a_retry_after_in_seconds_is_obeyed_within_a_limit(
+    imds: ImdsLab, status: int, asked: str | None, obeyed: float | None
+) -> None:
+    imds.fault(status, retry_after=asked)
+    error = failure(client(imds.url("web-0")))
+    assert (error.status, error.retry_after_seconds) == (status, obeyed)
 
 
 def test_a_version_that_fails_when_it_is_tried_again_leaves_the_one_that_works(imds: ImdsLab) -> None:

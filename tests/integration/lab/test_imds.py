@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
@@ -14,6 +14,9 @@ from bridge.lab.httpd import LabError
 from bridge.lab.imds import COMPUTE_PATH, EVENT_TYPES, EVENT_VERSIONS, EVENTS_PATH, INSTANCE_PATH
 from tests.support.imds_lab import ImdsLab
 from tests.support.paths import DATA
+
+if TYPE_CHECKING:
+    from tests.integration.lab.conftest import Passing
 
 LIMIT_SECONDS = 30
 HEADER = {"Metadata": "true"}
@@ -122,7 +125,7 @@ def test_a_version_shows_only_the_fields_types_and_forms_it_has(imds: ImdsLab, v
 @pytest.mark.parametrize("name", ["live-migration", "terminate-2019-01-01", "user-reboot"])
 def test_fields_are_those_of_the_real_documents(imds: ImdsLab, name: str) -> None:
     recorded = json.loads((DATA / "imds" / f"{name}.json").read_text())["documents"]
-    (real, *_) = [event for one in recorded for event in one["Events"]]
+    real = next(event for one in recorded for event in one["Events"])
     imds.schedule(event_type=real["EventType"], resources=["web-0"])
     shown = ask(imds, version="2019-01-01" if "2019-01-01" in name else NEWEST).json()
     assert (shown.keys(), shown["Events"][0].keys()) == (recorded[0].keys(), real.keys())
@@ -152,15 +155,18 @@ def test_an_event_goes_through_its_life_by_hand_and_every_vm_sees_it() -> None:
     ]
 
 
-def test_an_unapproved_event_starts_at_the_not_before_that_it_showed_and_completes() -> None:
-    with ImdsLab(vms=["web-0"], time_scale=10, rate_limit=None) as imds:
+def test_an_unapproved_event_starts_at_the_not_before_that_it_showed_and_completes(passing: Passing) -> None:
+    with ImdsLab(vms=["web-0"], rate_limit=None) as imds:
         event_id = reboot(imds, completes=True, impact_seconds=5)
         imds.update(event_id, notice_seconds=15)
         shown = parsedate_to_datetime(imds.events[0]["NotBefore"]).timestamp()
-        assert shown <= time.time() + 1.5
-        imds.wait_for(lambda: [one["EventStatus"] for one in imds.events] != ["Scheduled"], LIMIT_SECONDS)
-        assert time.time() >= shown
-        imds.wait_for(lambda: not imds.events, LIMIT_SECONDS)
+        assert shown - passing.time() == pytest.approx(15, abs=1)
+        passing.wait(shown - passing.time() - 0.001)
+        assert statuses(imds) == ["Scheduled"]
+        passing.wait(0.002)
+        assert statuses(imds) == ["Started"]
+        passing.wait(5)
+        assert statuses(imds) == []
 
 
 # --- approvals ---

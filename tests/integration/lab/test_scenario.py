@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from bridge.lab.httpd import LabError
 from bridge.lab.scenario import Scenario, load_scenario, play, scenario_names
 from tests.support.imds_lab import ImdsLab
+
+if TYPE_CHECKING:
+    from tests.integration.lab.conftest import Passing
 
 HEAD = 'title = "A test"\ntime_scale = 100\nvms = ["web-0"]\n'
 SCHEDULE = """
@@ -33,27 +36,6 @@ def read(folder: Path, content: str) -> Scenario:
 def step(do: str, at_seconds: float = 20, **values: str) -> str:
     lines = [f"{name} = {value}" for name, value in ({"event": '"reboot"'} | values).items()]
     return "\n".join(["[[step]]", f"at_seconds = {at_seconds}", f'do = "{do}"', 'text = "x"', *lines, ""])
-
-
-class Passing(threading.Event):
-    """A stop that is never set: waiting for it moves the lab's clock instead."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        self.now = self.began = 1000.0
-        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: 1_800_000_000.0 + self.now)
-        for module in ("imds", "scenario", "timetable"):
-            monkeypatch.setattr(f"bridge.lab.{module}.time", clock)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Move the clock."""
-        self.now += timeout or 0.0
-        return False
-
-
-@pytest.fixture
-def passing(monkeypatch: pytest.MonkeyPatch) -> Passing:
-    return Passing(monkeypatch)
 
 
 @pytest.mark.parametrize(

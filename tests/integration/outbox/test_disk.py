@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from bridge.errors import StateError
 from bridge.outbox import outbox as outbox_module
 from bridge.outbox import storage as storage_module
-from bridge.outbox.outbox import REJECTED
-from bridge.outbox.rows import STATE, Ledger
+from bridge.outbox.rows import STATE
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import TRIAL_BYTES, StateFolder, try_to_write
 from tests.support.disk import SmallDisk, small_disk
 from tests.support.outbox import (
     TWO,
-    FailingDisk,
     abandon,
     check_recovered,
     commit,
+    dead_letter,
     deliver,
     drain,
     event,
     failing_disk,
     kill,
+    losses_of,
     older_state,
     open_outbox,
     rows,
@@ -80,10 +78,10 @@ def test_without_a_disk_to_write_to_a_sink_gets_what_waits_there_and_then_what_i
 def test_records_and_dead_letters_are_kept_while_the_disk_fails(tmp_path: Path) -> None:
     with failing_disk() as failing, closing(open_outbox(tmp_path)) as outbox:
         outbox.commit([event("1"), event("2")], records={("kind", "old"): 1, ("occurrence", "f"): 3})
-        outbox.acknowledge("a", outbox.pending("a", 1), dead=(REJECTED, "400"))
+        dead_letter(outbox)
         failing.fail()
         outbox.commit([event("3")], records={("kind", "new"): 2})
-        outbox.acknowledge("a", outbox.pending("a", 1), dead=(REJECTED, "401"))
+        dead_letter(outbox, detail="401")
         assert [outbox.record("kind", key) for key in ("old", "new")] == [1, 2]
         assert outbox.record("occurrence", "f") == 3
         failing.recover()
@@ -93,28 +91,6 @@ def test_records_and_dead_letters_are_kept_while_the_disk_fails(tmp_path: Path) 
     with closing(open_outbox(tmp_path)) as outbox:
         assert [outbox.record("kind", key) for key in ("old", "new")] == [1, 2]
         assert waiting(outbox) == ["3"]
-
-
-def test_a_commit_that_the_disk_took_although_it_said_no_is_there_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(open_outbox(tmp_path)) as outbox:
-        save = Ledger.save_record
-
-        def commit_and_fail(database: Ledger, *record: Any, **more: Any) -> None:
-            save(database, *record, **more)
-            if not database.is_memory:
-                database._connection.execute("COMMIT")
-                raise sqlite3.OperationalError("disk I/O error")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Ledger, "save_record", commit_and_fail)
-            assert not commit(outbox, "1")
-        commit(outbox, "2")
-        assert deliver(outbox, limit=1) == ["1"]
-        outbox.recover()
-        assert (outbox.storage_error, waiting(outbox)) == (None, ["2"])
-    assert [row[0] for row in rows(tmp_path, "SELECT id FROM event")] == ["1", "2"]
 
 
 def test_the_memory_is_bounded_and_what_the_disk_has_as_well_is_dropped_first_without_a_loss(
@@ -127,10 +103,9 @@ def test_the_memory_is_bounded_and_what_the_disk_has_as_well_is_dropped_first_wi
         commit(outbox, *map(str, range(10, 50)), size=3000)
         assert outbox.losses() == []
         commit(outbox, *map(str, range(50, 100)), size=3000)
-        (loss,) = outbox.losses()
         left = waiting(outbox)
         assert left == [str(number) for number in range(100 - len(left), 100)]
-        assert (loss.reason, loss.count) == ("SizeLimit", 90 - len(left))
+        assert losses_of(outbox) == [("SizeLimit", 90 - len(left))]
         failing.recover()
         outbox.recover()
         assert waiting(outbox) == [*map(str, range(10)), *left]
@@ -221,8 +196,7 @@ def test_a_stop_writes_what_only_memory_has_or_says_what_is_lost(
             assert ("2 event(s) that were not delivered are lost" in caplog.text) is not works_again
         with closing(open_outbox(tmp_path / name)) as outbox:
             assert waiting(outbox) == (["1", "2"] if works_again else [])
-            losses = [(loss.reason, loss.count) for loss in outbox.losses()]
-            assert losses == ([] if works_again else [("NotWritten", None)])
+            assert losses_of(outbox) == ([] if works_again else [("NotWritten", None)])
 
 
 # Killed in memory mode: what was given is written down in place, also on a full disk
@@ -242,8 +216,10 @@ def test_a_kill_in_memory_mode_is_a_loss_unless_every_sink_has_what_only_memory_
         disk.free()
     with closing(open_outbox(harmless, sinks=TWO)) as outbox:
         assert outbox.losses() == []
+        commit(outbox, "new")
+        assert outbox.pending("a", 100)[-1].seq == number + 1, "a number that only memory gave is given again"
     with closing(open_outbox(lossy, sinks=TWO)) as outbox:
-        assert [(loss.reason, loss.count) for loss in outbox.losses()] == [("NotWritten", None)]
+        assert losses_of(outbox) == [("NotWritten", None)]
         commit(outbox, "new")
         assert outbox.pending("a", 100)[-1].seq == number + 1, "the numbering goes on above the lost ones"
         outbox.commit([event("report")], published=outbox.losses())
@@ -274,39 +250,30 @@ def test_a_full_disk_holds_up_nothing_and_has_everything_in_order_once_there_is_
         assert (drain(outbox, "a"), drain(outbox, "b")) == (expected[3:], expected)
 
 
-@pytest.mark.parametrize("sized", [False, True], ids=["nothing there", "an empty file there"])
-def test_a_disk_that_is_full_at_the_start_holds_up_nothing(disk: SmallDisk, sized: bool) -> None:
-    if sized:
-        disk.state.mkdir()
-        (disk.state / "outbox.db").touch()
-    disk.fill()
-    with closing(open_outbox(disk.state)) as outbox:
-        assert outbox.storage_error is not None
-        assert not commit(outbox, "1", "2", "3")
-        assert deliver(outbox, limit=2) == ["1", "2"]
-        disk.free()
-        outbox.recover()
-        assert outbox.storage_error is None
-        assert waiting(outbox) == ["3"]
-        commit(outbox, "4")
-    check_recovered(disk.state, "3", "4")
-
-
-@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_a_disk_that_is_full_at_the_start_still_gives_what_an_older_process_left(
-    disk: SmallDisk, killed: bool
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "a state", "the state of a killed process"])
+def test_a_disk_that_is_full_at_the_start_gives_what_is_there_and_holds_up_nothing(
+    disk: SmallDisk, left: str
 ) -> None:
-    state = older_state(disk.state, "1", "2", "3", had=1, image=disk.path / "killed" if killed else None)
+    state = disk.state
+    if left == "an empty file":
+        state.mkdir()
+        (state / "outbox.db").touch()
+    elif left != "nothing":
+        image = disk.path / "killed" if "killed" in left else None
+        state = older_state(state, "1", "2", "3", had=1, image=image)
     disk.fill()
     with closing(open_outbox(state)) as outbox:
-        assert drain(outbox) == ["2", "3"]
+        assert drain(outbox) == (["2", "3"] if "state" in left else [])
         while commit(outbox, "4", size=4000):
             assert drain(outbox) == ["4"]
-        drain(outbox)
+        assert outbox.storage_error is not None
+        commit(outbox, "5", "6")
+        assert deliver(outbox, limit=2) == ["4", "5"]
         disk.free()
         outbox.recover()
-        assert (outbox.storage_error, drain(outbox)) == (None, [])
-    check_recovered(state)
+        assert [outbox.storage_error, *waiting(outbox)] == [None, "6"]
+        commit(outbox, "7")
+    check_recovered(state, "6", "7")
 
 
 # A disk that can only be read
@@ -316,13 +283,7 @@ def test_a_disk_that_is_full_at_the_start_still_gives_what_an_older_process_left
 def test_a_read_only_disk_gives_what_an_older_process_left_and_what_comes_after_it(
     disk: SmallDisk, killed: bool
 ) -> None:
-    older = open_outbox(disk.state)
-    commit(older, "1", "2", "3")
-    deliver(older, limit=1)
-    if killed:
-        shutil.copytree(disk.state, disk.path / "killed")
-    older.close()
-    state = disk.path / "killed" if killed else disk.state
+    state = older_state(disk.state, "1", "2", "3", had=1, image=disk.path / "killed" if killed else None)
     disk.set_read_only(True)
     with closing(open_outbox(state)) as outbox:
         assert outbox.record("state", "watch") == "3"
@@ -398,7 +359,9 @@ def test_a_trial_notices_a_disk_that_does_not_say_how_much_is_free(
     assert [path.name for path in disk.path.iterdir()] == ["filling"]
 
 
-def test_a_full_disk_still_says_in_the_status_that_it_is_full(disk: SmallDisk) -> None:
+def test_a_full_disk_still_says_in_the_status_that_it_is_full_and_a_read_only_one_that_a_process_runs(
+    disk: SmallDisk,
+) -> None:
     folder = StateFolder(disk.state)
     folder.acquire()
     write_raw(folder, {"storage_error": None})
@@ -408,135 +371,17 @@ def test_a_full_disk_still_says_in_the_status_that_it_is_full(disk: SmallDisk) -
         assert read_raw(folder) == {"storage_error": "full", "number": number}
     with pytest.raises(OSError, match="No space"):
         write_raw(folder, {"much": "x" * 100_000})
-    assert read_raw(folder) == {"storage_error": "full", "number": 2}
-    folder.release()
-
-
-def test_a_read_only_disk_leaves_the_old_status_and_says_that_the_process_runs(disk: SmallDisk) -> None:
-    folder = StateFolder(disk.state)
-    folder.acquire()
-    write_raw(folder, {"number": 1})
     folder.release()
     disk.set_read_only(True)
     folder.acquire()
     with pytest.raises(OSError, match="Read-only"):
-        write_raw(folder, {"number": 2})
+        write_raw(folder, {"number": 3})
     assert StateFolder(disk.state).owner() is not None
-    assert read_raw(folder) == {"number": 1}
+    assert read_raw(folder) == {"storage_error": "full", "number": 2}
     folder.release()
 
 
-# At random
-
-
-class Walk:
-    """Random steps over an outbox, compared with what must be true after each of them.
-
-    `durable` are the events that every sink must still get, `saved` was acknowledged and is on the disk.
-    """
-
-    def __init__(self, folder: Path, seed: int, disk: FailingDisk) -> None:
-        self.rng = random.Random(seed)  # noqa: S311 - no secret
-        self.folder = folder
-        self.disk = disk
-        self.starts = 0
-        self.committed: list[str] = []
-        self.durable: set[str] = set()
-        self.delivered: dict[str, list[str]] = {"a": [], "b": []}
-        self.acknowledged: dict[str, set[str]] = {"a": set(), "b": set()}
-        self.saved: dict[str, set[str]] = {"a": set(), "b": set()}
-        self.lost: set[str] = set()
-        self.path = folder / "0"
-        self.outbox = open_outbox(self.path, sinks=TWO)
-
-    def run(self, steps: int) -> None:
-        actions = [self.commit] * 6 + [self.deliver] * 8
-        actions += [self.fail, self.recover, self.outbox_recover, self.prune, self.kill]
-        for _ in range(steps):
-            self.rng.choice(actions)()
-        self.recover()
-        for sink, delivered in self.delivered.items():
-            while self.deliver_to(sink):
-                pass
-            assert self.durable <= set(delivered), "an event never arrived"
-            assert self.outbox.backlog(sink) == (0, None)
-        assert self.outbox.dead_letter_counts() == {}
-        self.outbox.close()
-
-    def commit(self) -> None:
-        names = [str(len(self.committed) + n) for n in range(self.rng.randint(1, 3))]
-        self.committed += names
-        size = self.rng.choice((0, 0, 3000))
-        self.outbox.commit([event(name, size=size) for name in names])
-        self.note_saved()
-
-    def deliver(self) -> None:
-        self.deliver_to(self.rng.choice("ab"))
-
-    def deliver_to(self, sink: str) -> list[str]:
-        """Let a sink have a page and take part of it, as a sink that fails in the middle does."""
-        page = self.outbox.pending(sink, self.rng.randint(1, 6))
-        sent = page[: self.rng.randint(1, len(page))] if page else []
-        for stored in sent:
-            assert stored.id not in self.acknowledged[sink], f"{stored.id} was acknowledged before"
-            self.delivered[sink].append(stored.id)
-        taken = sent[: self.rng.randint(0, len(sent))] if self.rng.random() < 0.2 else sent
-        self.outbox.acknowledge(sink, taken)
-        self.acknowledged[sink] |= {stored.id for stored in taken}
-        self.note_saved()
-        return [stored.id for stored in page]
-
-    def fail(self) -> None:
-        self.disk.fail()
-
-    def recover(self) -> None:
-        self.disk.recover()
-        self.outbox_recover()
-        assert self.outbox.storage_error is None
-
-    def outbox_recover(self) -> None:
-        self.outbox.recover()
-        self.note_saved()
-
-    def prune(self) -> None:
-        self.outbox.prune()
-
-    def kill(self) -> None:
-        """Go on with the files as they are; what only the memory held may be gone, and is reported then."""
-        self.starts += 1
-        self.disk.recover()
-        undelivered = set(self.committed) - self.durable - self.lost
-        undelivered -= self.acknowledged["a"] & self.acknowledged["b"]
-        self.path = kill(self.outbox, self.path, self.folder / str(self.starts))
-        self.outbox = open_outbox(self.path, sinks=TWO)
-        if undelivered:
-            assert self.outbox.losses(), "a loss is not reported"
-            self.outbox.commit([], published=self.outbox.losses())
-        assert self.outbox.losses() == [], "a loss is reported of which there was none"
-        self.lost |= set(self.committed) - self.durable
-        self.durable = set(self.committed) - self.lost
-        self.acknowledged = {sink: set(names) for sink, names in self.saved.items()}
-
-    def note_saved(self) -> None:
-        if self.outbox.storage_error is None:
-            self.durable = set(self.committed) - self.lost
-            self.saved = {sink: set(names) for sink, names in self.acknowledged.items()}
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_to_disk_and_process_every_sink_gets_every_event_in_order_and_losses_are_reported(
-    tmp_path: Path, seed: int
-) -> None:
-    with failing_disk() as failing:
-        walk = Walk(tmp_path, seed, failing)
-        try:
-            walk.run(250)
-        finally:
-            failing.recover()
-            abandon(walk.outbox)
-    for names in walk.delivered.values():
-        first_times = list(dict.fromkeys(int(name) for name in names))
-        assert first_times == sorted(first_times)
+# Stopped or killed without its state on the disk
 
 
 def test_a_state_that_only_memory_had_on_a_full_disk_is_there_after_a_kill(disk: SmallDisk) -> None:

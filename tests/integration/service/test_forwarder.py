@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,31 +18,27 @@ from tests.support.diff import FIRST
 from tests.support.forward import Station, name_of
 from tests.support.imds_lab import ImdsLab
 
-Start = Callable[[ImdsSettings], Station]
+Start = Callable[..., Station]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    stations: list[Station] = []
+def start(tmp_path: Path, imds: ImdsLab) -> Iterator[Start]:
+    with ExitStack() as stack:
 
-    def start_station(settings: ImdsSettings) -> Station:
-        clock = MovedClock()
-        imds = ImdsClient(settings, clock=clock)
-        stations.append(Station(tmp_path / f"state-{len(stations)}", imds, clock))
-        return stations[-1]
+        def start_station(**settings: Any) -> Station:
+            clock = MovedClock()
+            client = ImdsClient(ImdsSettings(endpoint=imds.url("web-0"), **settings), clock=clock)
+            stack.callback(client.close)
+            return stack.enter_context(closing(Station(tmp_path / "state", client, clock)))
 
-    yield start_station
-    for station in stations:
-        station.close()
-        station.imds.close()
+        yield start_station
 
 
 @pytest.mark.parametrize("version", [EVENT_VERSIONS[0], EVENT_VERSIONS[-1]])
 def test_a_whole_life_is_published_in_the_oldest_and_the_newest_api_version(
     imds: ImdsLab, start: Start, version: str
 ) -> None:
-    settings = {"endpoint": imds.url("web-0"), "api_version": version}
-    station = start(ImdsSettings.model_validate(settings))
+    station = start(api_version=version)
     station.poll()
     imds.schedule(event_type="Reboot", resources=["web-0"], event_id=FIRST)
     station.poll()
@@ -48,15 +47,9 @@ def test_a_whole_life_is_published_in_the_oldest_and_the_newest_api_version(
     imds.complete(FIRST)
     station.poll()
     events = station.events()
-    assert [name_of(event) for event in events] == [
-        "document.changed",
-        f"scheduledevent.scheduled {FIRST}",
-        "document.changed",
-        f"scheduledevent.started {FIRST}",
-        "document.changed",
-        f"scheduledevent.completed {FIRST}",
-        "document.changed",
-    ]
+    names = [f"scheduledevent.{change} {FIRST}" for change in ("scheduled", "started", "completed")]
+    expected = ["document.changed", *chain(*((name, "document.changed") for name in names))]
+    assert [name_of(event) for event in events] == expected
     assert events[1]["data"]["AffectsThisVm"] is True
     assert events[1]["data"]["NotBeforeUtc"] is not None
 
@@ -64,7 +57,7 @@ def test_a_whole_life_is_published_in_the_oldest_and_the_newest_api_version(
 def test_a_request_that_hangs_is_reported_and_repeated_on_another_connection(
     imds: ImdsLab, start: Start
 ) -> None:
-    station = start(ImdsSettings(endpoint=imds.url("web-0")))
+    station = start()
     station.settle()
     station.imds._late_seconds = 0.2
     imds.fault("slow", seconds=600, path=EVENTS_PATH)

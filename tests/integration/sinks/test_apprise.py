@@ -18,6 +18,7 @@ from bridge.runtime.text import redact
 from bridge.service.parts import build_sinks, filter_of
 from bridge.sinks.base import Inconclusive, Sink
 from tests.support.inbox import Inbox
+from tests.support.only import only
 from tests.support.process import RawServer, closed_port, stored_event
 from tests.support.settings import read_settings
 from tests.support.sinks import failure
@@ -37,8 +38,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
         def make(url: str, **settings: object) -> Sink:
             read = read_settings(tmp_path, kind="apprise", url=url, **settings)
-            (sink,) = build_sinks({"ops": read}).values()
-            return stack.enter_context(closing(sink))
+            return stack.enter_context(closing(build_sinks({"ops": read})["ops"]))
 
         yield make
 
@@ -75,7 +75,7 @@ def test_a_mail_has_the_title_and_the_sentences_and_is_sent_again_after_a_refusa
         sink = make(f"mailto://127.0.0.1:{server.port}?from=vm@example.org&to=ops@example.org&mode=insecure")
         assert type(failure(sink, EVENT)) is Unavailable
         sink.send([EVENT])
-        (mail,) = server.mails
+        mail = only(server.mails)
     shown = sink.preview(EVENT)
     assert mail["to"] == "ops@example.org"
     assert f"title: {mail['subject']}" == shown.head[0]
@@ -89,7 +89,7 @@ def test_text_from_outside_cannot_mention_anyone_and_the_console_is_linked(
     any_inbox: Inbox, tmp_path: Path
 ) -> None:
     settings = read_settings(tmp_path, kind="apprise", url=any_inbox.url.replace("http", "json"))
-    (sink,) = build_sinks({"ops": settings.linked("https://console.example")}).values()
+    sink = build_sinks({"ops": settings.linked("https://console.example")})["ops"]
     sink.send([EVENT])
     sent = any_inbox.accepted[0].json()
     assert sent["title"].startswith("🟧 Reboot of web-0")

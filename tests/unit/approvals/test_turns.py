@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from bridge.approvals.turns import SETTLE_SECONDS, deadline, give_turns
 from bridge.config.approvals import AutoSettings
 from bridge.imds.document import SCHEDULED, read_document
 from bridge.runtime.time import iso_utc
+from tests.support.only import only
 
 DRAIN = str(Path("/drain.exe").absolute())  # on Windows a program needs a drive and this suffix
 
@@ -131,14 +133,12 @@ def test_the_deadline_leaves_the_program_its_time() -> None:
     given, undated = states(event("a", notice=900), event("b", notice=None)).values()
     assert deadline(given.event, RULE) == NOW + timedelta(seconds=900 - 60 - 10)
     assert deadline(undated.event, RULE) < NOW
-    (warning,) = states(event("a", notice=None, EventStatus="Advisory")).values()
+    warning = only(states(event("a", notice=None, EventStatus="Advisory")).values())
     for never, by in ((given, AutoSettings(max_unavailable=1)), (warning, RULE)):
         assert deadline(never.event, by) > NOW + timedelta(days=10_000)
 
 
 def test_five_thousand_events_are_put_in_order_within_a_second() -> None:
-    import time  # noqa: PLC0415
-
     shown = states(*(event(f"e{number}", notice=900 + number) for number in range(5000)))
     began = time.process_time()
     given, order = give_turns(shown, now=NOW, at=0.0)

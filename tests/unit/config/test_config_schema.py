@@ -13,13 +13,14 @@ from jsonschema import Draft7Validator
 from bridge.config.registry import tables
 from bridge.config.sinks import check_pattern
 from bridge.contract.types import EVENT_TYPES
+from tests.support.only import only
 from tests.support.pages import configurations
 from tests.support.process import toml
 from tests.support.settings import faults
-from tools.packaging import config_page
-from tools.packaging.config_schema import FILE, config_schema, config_schema_text
+from tools.packaging.config_schema import FILE, config_schema_text
 
-VALIDATOR = Draft7Validator(config_schema())
+SCHEMA = json.loads(FILE.read_text())
+VALIDATOR = Draft7Validator(SCHEMA)
 
 
 def errors(given: Any) -> list[str]:
@@ -29,16 +30,11 @@ def errors(given: Any) -> list[str]:
 @pytest.mark.posix("its default paths are of POSIX")
 def test_the_shipped_schema_is_the_generated_one_and_valid() -> None:
     assert FILE.read_text() == config_schema_text(), "run tools.packaging.config_page"
-    Draft7Validator.check_schema(json.loads(FILE.read_text()))
-
-
-@pytest.mark.parametrize("name", configurations())
-def test_every_example_is_valid(name: str) -> None:
-    assert errors(tomllib.loads(configurations()[name])) == []
+    Draft7Validator.check_schema(SCHEMA)
 
 
 def test_every_key_of_every_table_is_in_the_schema() -> None:
-    definitions = config_schema()["$defs"]
+    definitions = SCHEMA["$defs"]
     for table in tables():
         described = definitions.get(table.settings.__name__)
         if described:
@@ -52,7 +48,10 @@ def ops(**settings: Any) -> dict[str, Any]:
     return {"sinks": {"ops": {**WEBHOOK, **settings}}}
 
 
+PATTERNS = ("*", "i*", "io.*", "io.imdsbridge.imds.*", "*.v1", EVENT_TYPES[0])
 VALID: list[dict[str, Any]] = [
+    *map(tomllib.loads, configurations().values()),
+    *(ops(types=[pattern]) for pattern in PATTERNS),
     {},
     ops(signing_secret=["whsec_a", "whsec_b"]),
     ops(signing_secrets_file="/x", headers_file="/y"),
@@ -62,6 +61,11 @@ VALID: list[dict[str, Any]] = [
     {"sinks": {"ops": {"kind": "exec", "run": ["/bin/true"], "where": {"EventType": "Reboot"}}}},
     {"approvals": {"auto": [{"event_type": ["Reboot"]}]}},
 ]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_loader_takes_every_pattern_that_the_schema_is_tried_with(pattern: str) -> None:
+    assert check_pattern(pattern) == pattern
 
 
 @pytest.mark.parametrize("given", VALID)
@@ -148,20 +152,14 @@ UNKNOWN = f"1 {INVALID_UNDER} 'an unknown key'}}"
     ],
 )
 def test_only_the_wrong_key_is_marked(sink: Any, path: list[str | int], message: str) -> None:
-    (error,) = VALIDATOR.iter_errors({"sinks": {"ops": sink}})
+    error = only(VALIDATOR.iter_errors({"sinks": {"ops": sink}}))
     assert (list(error.absolute_path), error.message[: len(message)]) == (path, message)
-
-
-@pytest.mark.parametrize("pattern", ["*", "i*", "io.*", "io.imdsbridge.imds.*", "*.v1", EVENT_TYPES[0]])
-def test_every_pattern_of_event_types_that_the_loader_takes_is_valid(pattern: str) -> None:
-    assert check_pattern(pattern) == pattern
-    assert errors(ops(types=[pattern])) == []
 
 
 def described() -> list[tuple[str, str, dict[str, Any]]]:
     return [
         (definition, key, text)
-        for definition, one in {"": config_schema(), **config_schema()["$defs"]}.items()
+        for definition, one in {"": SCHEMA, **SCHEMA["$defs"]}.items()
         for key, text in one.get("properties", {}).items()
     ]
 
@@ -171,20 +169,20 @@ def test_every_key_says_what_it_is_for() -> None:
 
 
 def test_every_key_whose_values_are_not_listed_has_an_example_that_is_valid() -> None:
-    definitions = config_schema()["$defs"]
     for definition, key, text in described():
         has_values = {"enum", "const", "$ref"} & set(text) or text.get("type") in ("boolean", "object")
         is_list_of_tables = "$ref" in text.get("items", {})
         if not (has_values or is_list_of_tables or key.endswith("_file")) or "Secret" in str(
             text.get("$ref")
         ):
-            (example,) = text["examples"]
-            schema = {**text, "$defs": definitions}
-            assert Draft7Validator(schema).is_valid(example), (definition, key)
+            schema = {**text, "$defs": SCHEMA["$defs"]}
+            assert Draft7Validator(schema).is_valid(only(text["examples"])), (definition, key)
 
 
 @pytest.mark.posix("its default paths are of POSIX")
 def test_the_page_has_the_current_reference_of_every_key() -> None:
+    from tools.packaging import config_page  # noqa: PLC0415 - it makes the whole schema
+
     assert config_page.PAGE.read_text(encoding="utf-8") == config_page.page(), (
         "run tools.packaging.config_page"
     )

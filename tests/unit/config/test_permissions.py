@@ -10,6 +10,7 @@ import pytest
 from bridge.config.loader import load
 from bridge.config.models import find_exposed, find_unreadable
 from bridge.errors import ConfigError
+from tests.support.only import only
 from tests.support.settings import webhook
 
 pytestmark = pytest.mark.posix("permissions are lists on Windows, of which stat shows nothing")
@@ -135,7 +136,7 @@ def test_a_secret_is_found_beside_the_configuration_and_among_systemds_copies(
     for name in ("config.secrets/own", "secrets_copied"):
         (etc / name).write_text("https://example.org/hook")
     (etc / "config.toml").write_text(webhook(url=None, url_file=given))
-    (sink,) = load(etc / "config.toml", {}).sinks.values()
+    sink = only(load(etc / "config.toml", {}).sinks.values())
     assert sink.model_dump()["url"]["file"] == etc / found
 
 

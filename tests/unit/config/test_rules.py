@@ -13,7 +13,7 @@ from bridge.config.approvals import ApprovalSettings, AutoSettings, PolicySettin
 from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES
 from bridge.imds.document import ScheduledEvent
 from bridge.sinks.exec import ExecSettings
-from tests.support.settings import faults, read, stdout
+from tests.support.settings import fault, faults, read, stdout
 
 APPROVALS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\nqueue = "approvals"\n'
 SECTIONS = ("policy.allow", "policy.deny", "auto")
@@ -56,23 +56,23 @@ AUTO = "[[approvals.auto]]"
 PROGRAMS = ["[]", '["drain"]', '[""]', '["/bin/a\\u0000b"]', '"/bin/drain"', "[1]"]
 SECONDS = ["0", "-1", "inf", "nan", "90000"]
 PROGRAM = Path("/bin/a.exe").absolute()  # on Windows a program needs a drive and this suffix
+RUN = f"run = ['{PROGRAM}']"
+TURNS = f"{AUTO}\n{RUN}\n{AUTO}\n{RUN}\nrecover = ['{PROGRAM}'"
+
+
+def of_rule(section: str, rule: str, version: str = "2020-07-01") -> str:
+    return f'imds.api_version = "{version}"\n{APPROVALS}[[approvals.{section}]]\n{rule}\n'
+
+
+def key_of(section: str, rule: str) -> str:
+    return f"approvals.{section}[0].{rule.partition(' ')[0]}"
+
+
 FAULTS = [
+    *((of_rule(where, rule), key_of(where, rule), why) for where in SECTIONS for rule, why in RULES.items()),
     *(
-        (
-            f"{APPROVALS}[[approvals.{section}]]\n{rule}\n",
-            f"approvals.{section}[0].{rule.partition(' ')[0]}",
-            expected,
-        )
-        for section in SECTIONS
-        for rule, expected in RULES.items()
-    ),
-    *(
-        (
-            f'[imds]\napi_version = "{version}"\n{APPROVALS}[[approvals.{section}]]\n{rule}\n',
-            f"approvals.{section}[0].{rule.partition(' ')[0]}: ",
-            f"[imds] asks for {version}",
-        )
-        for section in SECTIONS
+        (of_rule(where, rule, version), f"{key_of(where, rule)}: ", f"[imds] asks for {version}")
+        for where in SECTIONS
         for version, rule in TOO_EARLY.items()
     ),
     *((stdout(**given), f"sinks.ops.{next(iter(given))}", hint) for given, hint in NEVER_MATCHES),
@@ -85,26 +85,18 @@ FAULTS = [
         for name, version in UNKNOWN_THEN.items()
     ),
     *(
-        (f"{TEMPLATE}\ntemplate = {{ a = {value} }}", "sinks.a.template", ONLY_JSON)
+        (f"{TEMPLATE}\ntemplate.a = {value}", "sinks.a.template", ONLY_JSON)
         for value in ("nan", "2026-11-20")
     ),
     *((f"{AUTO}\nrun = {run}\n", "approvals.auto[0].run", "expected") for run in PROGRAMS),
     *((f'[sinks.a]\nkind = "exec"\nrun = {run}\n', "sinks.a.run", "expected") for run in PROGRAMS),
     *(
-        (
-            f"{AUTO}\nrun = ['{PROGRAM}']\nrun_timeout_seconds = {seconds}",
-            "approvals.auto[0].run_timeout_sec",
-            "",
-        )
+        (f"{AUTO}\n{RUN}\nrun_timeout_seconds = {seconds}", "approvals.auto[0].run_timeout_sec", "")
         for seconds in SECONDS
     ),
     (f"{AUTO}\nrecover = ['{PROGRAM}']", "approvals.auto[0].recover: ", "expected only with run"),
     *(
-        (
-            f"{AUTO}\nrun = ['{PROGRAM}']\n[[approvals.auto]]\nrun = ['{PROGRAM}']\nrecover = ['{PROGRAM}'{more}]",
-            "approvals.auto[1].recover: ",
-            "expected none, as the rule before it",
-        )
+        (f"{TURNS}{more}]", "approvals.auto[1].recover: ", "expected none, as the rule before it")
         for more in ("", ", '-v'")
     ),
 ]
@@ -112,9 +104,9 @@ FAULTS = [
 
 @pytest.mark.parametrize(("text", "start", "words"), FAULTS)
 def test_what_cannot_be_meant_is_an_error(tmp_path: Path, text: str, start: str, words: str) -> None:
-    (fault,) = faults(tmp_path, text)
-    assert fault.startswith(start)
-    assert words in fault
+    found = fault(tmp_path, text)
+    assert found.startswith(start)
+    assert words in found
 
 
 def test_a_rule_with_turns_gives_its_program_less_time_by_default() -> None:
@@ -144,8 +136,7 @@ def test_on_windows_a_program_is_the_absolute_path_of_an_exe(
     if is_one:
         assert ExecSettings(kind="exec", run=(program,)).run == (program,)
     else:
-        (fault,) = faults(tmp_path, f"{AUTO}\nrun = ['{program}']\n")
-        assert "the absolute path of an .exe" in fault
+        assert "the absolute path of an .exe" in fault(tmp_path, f"{AUTO}\nrun = ['{program}']\n")
 
 
 # Rules
@@ -154,8 +145,7 @@ def test_on_windows_a_program_is_the_absolute_path_of_an_exe(
 @pytest.mark.parametrize("version", ["2020-07-01", "2019-08-01"])
 def test_a_criterion_may_have_a_value_that_azure_may_have_added(tmp_path: Path, version: str) -> None:
     rule = 'event_source = ["User", "reboot-service"]\nevent_type = ["LiveMigrate"]\nmin_notice_seconds = 1\n'
-    text = f'[imds]\napi_version = "{version}"\n{APPROVALS}[[approvals.policy.deny]]\n{rule}'
-    approvals = read(tmp_path, text).approvals
+    approvals = read(tmp_path, of_rule("policy.deny", rule, version)).approvals
     assert approvals is not None
     assert approvals.policy.deny[0].event_type == ("LiveMigrate",)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from bridge.config.base import Secret
 from bridge.config.console import ConsoleSettings, IngestSettings
-from bridge.console.access import host_fault, sender_fault, sign_in
+from bridge.console.access import Person, host_fault, sender_fault, sign_in
 from bridge.http.signing import sign
 
 SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
@@ -81,13 +82,45 @@ def test_a_bus_alone_is_enough_to_receive_and_ingest_is_off_then() -> None:
     assert not found.takes_ingest
 
 
-def test_the_proxy_is_believed_only_with_its_secret() -> None:
-    user = [("x-forwarded-user", "ana"), ("x-forwarded-groups", "dev, ops")]
-    person = sign_in(behind_proxy(), [("x-proxy-secret", SECRET), *user])
-    assert person
-    assert (person.name, person.is_viewer, person.is_approver) == ("ana", True, True)
-    assert sign_in(behind_proxy(), user) is None
-    assert sign_in(behind_proxy(), [("x-proxy-secret", "guessed"), *user]) is None
+def proxied(*headers: tuple[str, str], secret: str = SECRET) -> list[tuple[str, str]]:
+    return [("x-proxy-secret", secret), ("x-forwarded-user", "ana"), *headers]
+
+
+def groups(*names: str) -> list[tuple[str, str]]:
+    return [("x-forwarded-groups", name) for name in names]
+
+
+ANA = Person(name="ana", is_viewer=True, is_approver=False)
+STAFF_ONLY = easy_auth(viewer_groups=["staff"])
+PERSONS: dict[str, tuple[ConsoleSettings, list[tuple[str, str]], Person | None]] = {
+    "the proxy with its secret": (
+        behind_proxy(),
+        proxied(*groups("dev, ops")),
+        replace(ANA, is_approver=True),
+    ),
+    "a proxy without its secret": (behind_proxy(), proxied(*groups("dev, ops"))[1:], None),
+    "a proxy with another secret": (behind_proxy(), proxied(secret="guessed"), None),  # noqa: S106
+    "a secret that comes twice": (behind_proxy(), proxied(("x-proxy-secret", "mallory")), None),
+    "a user that comes twice": (behind_proxy(), proxied(("x-forwarded-user", "mallory")), None),
+    "groups that come twice make no approver": (behind_proxy(), proxied(*groups("dev", "ops")), ANA),
+    "Easy Auth names the person and the groups": (
+        easy_auth(),
+        principal(name="Ana", groups="ops"),
+        Person(name="Ana", is_viewer=True, is_approver=True),
+    ),
+    "only viewers may look where their groups are named": (
+        STAFF_ONLY,
+        principal(name="Ana", groups="ops"),
+        Person(name="Ana", is_viewer=False, is_approver=True),
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "headers", "person"), PERSONS.values(), ids=PERSONS)
+def test_a_person_is_who_a_trusted_header_names(
+    given: ConsoleSettings, headers: list[tuple[str, str]], person: Person | None
+) -> None:
+    assert sign_in(given, headers) == person
 
 
 def test_a_changed_secret_counts_at_once(tmp_path: Path) -> None:
@@ -96,27 +129,8 @@ def test_a_changed_secret_counts_at_once(tmp_path: Path) -> None:
     found = settings(**PUBLIC, auth="proxy", proxy={"secret": Secret(file=file)})
     for secret in (SECRET, SECRET[::-1]):
         file.write_text(secret)
-        headers = [[("x-proxy-secret", one), ("x-forwarded-user", "ana")] for one in (SECRET, SECRET[::-1])]
-        assert [bool(sign_in(found, one)) for one in headers] == [secret == SECRET, secret != SECRET]
-
-
-@pytest.mark.parametrize("name", ["x-proxy-secret", "x-forwarded-user"])
-def test_a_header_that_comes_twice_proves_nothing(name: str) -> None:
-    headers = [("x-proxy-secret", SECRET), ("x-forwarded-user", "ana"), (name, "mallory")]
-    assert sign_in(behind_proxy(), headers) is None
-
-
-def test_groups_that_come_twice_make_no_approver() -> None:
-    groups = [("x-forwarded-groups", "dev"), ("x-forwarded-groups", "ops")]
-    person = sign_in(behind_proxy(), [("x-proxy-secret", SECRET), ("x-forwarded-user", "ana"), *groups])
-    assert person
-    assert not person.is_approver
-
-
-def test_easy_auth_names_the_person_and_the_groups() -> None:
-    person = sign_in(easy_auth(), principal(name="Ana", groups="ops"))
-    assert person
-    assert (person.name, person.is_approver) == ("Ana", True)
+        signed_in = [bool(sign_in(found, proxied(secret=one))) for one in (SECRET, SECRET[::-1])]
+        assert signed_in == [secret == SECRET, secret != SECRET]
 
 
 @pytest.mark.parametrize(
@@ -139,12 +153,6 @@ def test_a_principal_that_cannot_be_read_is_none(value: str) -> None:
     assert sign_in(easy_auth(), [("x-ms-client-principal", value)]) is None
 
 
-def test_only_viewers_may_look_where_their_groups_are_named() -> None:
-    found = sign_in(easy_auth(viewer_groups=["staff"]), principal(name="Ana", groups="ops"))
-    assert found
-    assert not found.is_viewer
-
-
 def test_without_sign_in_another_name_for_this_machine_is_refused() -> None:
     local = settings()
     assert [host_fault(local, host) for host in ("127.0.0.1:8080", "localhost", "[::1]:1")] == ["", "", ""]
@@ -153,27 +161,31 @@ def test_without_sign_in_another_name_for_this_machine_is_refused() -> None:
     assert not host_fault(easy_auth(), "console.contoso.example")
 
 
-def test_a_token_must_be_the_right_one() -> None:
-    ingest = IngestSettings.model_validate({"bearer_token": "right"})
-    assert sender_fault(ingest, {"authorization": "Bearer right"}, b"", NOW) == ""
-    assert sender_fault(ingest, {"authorization": "Bearer wrong"}, b"", NOW) == "the token is wrong"
-    assert sender_fault(ingest, {}, b"", NOW) == "expected Authorization: Bearer TOKEN"
+BY_TOKEN = IngestSettings.model_validate({"bearer_token": "right"})
+BY_SIGNATURE = IngestSettings.model_validate({"signing_secret": SIGNING})
+SIGNED = sign([SIGNING], "id", NOW, b"{}")
+BINARY = {**SIGNED, "ce-specversion": "1.0", "content-type": "application/json"}
 
 
-def test_a_signature_must_be_by_the_secret_over_this_body_and_recent() -> None:
-    ingest = IngestSettings.model_validate({"signing_secret": SIGNING})
-    headers = sign([SIGNING], "id", NOW, b"{}")
-    assert sender_fault(ingest, headers, b"{}", NOW) == ""
-    assert "none of the known secrets" in sender_fault(ingest, headers, b"{ }", NOW)
-    assert "within five minutes" in sender_fault(ingest, headers, b"{}", NOW + timedelta(minutes=6))
-    assert "no webhook-id" in sender_fault(ingest, {}, b"{}", NOW)
+@pytest.mark.parametrize(
+    ("ingest", "headers", "body", "fault"),
+    [
+        (BY_TOKEN, {"authorization": "Bearer right"}, b"", ""),
+        (BY_TOKEN, {"authorization": "Bearer wrong"}, b"", "the token is wrong"),
+        (BY_TOKEN, {}, b"", "expected Authorization: Bearer TOKEN"),
+        (BY_SIGNATURE, SIGNED, b"{}", ""),
+        (BY_SIGNATURE, SIGNED, b"{ }", "none of the known secrets"),
+        (BY_SIGNATURE, {}, b"{}", "no webhook-id"),
+        (BY_SIGNATURE, BINARY, b"{}", "binary mode"),  # it does not vouch for attributes in headers
+    ],
+)
+def test_a_sender_proves_itself_by_the_right_token_or_a_signature_over_this_body(
+    ingest: IngestSettings, headers: dict[str, str], body: bytes, fault: str
+) -> None:
+    found = sender_fault(ingest, headers, body, NOW)
+    assert fault in found
+    assert bool(fault) == bool(found)
 
 
-def test_a_signature_does_not_vouch_for_attributes_in_headers() -> None:
-    ingest = IngestSettings.model_validate({"signing_secret": SIGNING})
-    headers = {
-        **sign([SIGNING], "id", NOW, b"{}"),
-        "ce-specversion": "1.0",
-        "content-type": "application/json",
-    }
-    assert "binary mode" in sender_fault(ingest, headers, b"{}", NOW)
+def test_a_signature_must_be_recent() -> None:
+    assert "within five minutes" in sender_fault(BY_SIGNATURE, SIGNED, b"{}", NOW + timedelta(minutes=6))

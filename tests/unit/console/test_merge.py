@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.console.merge import Report, ScheduledEvent, merge
+from tests.support.only import only
 
 START = 1_763_640_000.0  # 12:00:00
 _STATUS = {"completed": "Completed", "ended": "Ended", "canceled": "Canceled", "started": "Started"}
@@ -27,36 +28,24 @@ def merged(*reports: Report) -> ScheduledEvent:
 @pytest.mark.parametrize(
     ("ends", "believed"),
     [
-        (("canceled", "ended"), "Ended"),
-        (("ended", "completed"), "Completed"),
-        (("canceled", "completed", "ended"), "Completed"),
-        (("canceled",), "Canceled"),
-    ],
-)
-def test_of_several_ends_completed_is_believed_before_ended_before_canceled(
-    ends: tuple[str, ...], believed: str
-) -> None:
-    reports = [report("scheduled"), *(report(end, 10 + number) for number, end in enumerate(ends))]
-    for order in itertools.permutations(reports):
-        found = merged(*order)
-        assert (found.status, found.is_open) == (believed, False)
-
-
-@pytest.mark.parametrize(
-    ("ends", "believed"),
-    [
+        ({"canceled": {}, "ended": {}}, "Ended"),
+        ({"ended": {}, "completed": {}}, "Completed"),
+        ({"canceled": {}, "completed": {}, "ended": {}}, "Completed"),
+        ({"canceled": {}}, "Canceled"),
+        # A VM that watched without interruption is believed first.
         ({"canceled": {}, "ended": {"EndReason": "Restart"}}, "Canceled"),
         ({"canceled": {}, "completed": {"VmRebooted": True}}, "Canceled"),
         ({"ended": {"EndReason": "NotBeforePassed"}, "canceled": {}}, "Ended"),
         ({"ended": {"EndReason": "Gap"}, "completed": {"VmRebooted": True}}, "Completed"),
     ],
 )
-def test_an_end_of_a_vm_that_watched_without_interruption_is_believed_first(
+def test_of_several_ends_completed_is_believed_before_ended_before_canceled(
     ends: dict[str, dict[str, Any]], believed: str
 ) -> None:
     reports = [report(kind, 10 + number, **data) for number, (kind, data) in enumerate(ends.items())]
     for order in itertools.permutations([report("scheduled"), *reports]):
-        assert merged(*order).status == believed
+        found = merged(*order)
+        assert (found.status, found.is_open) == (believed, False)
 
 
 def test_reports_give_the_same_event_in_every_order() -> None:
@@ -67,38 +56,43 @@ def test_reports_give_the_same_event_in_every_order() -> None:
         report("approval.accepted", 3),
         report("completed", 20),
     ]
-    views = {merged(*order) for order in itertools.permutations(reports)}
-    assert len(views) == 1
-    (view,) = views
-    assert view.resources == ("web-0", "web-1")
-    assert view.approval == "accepted"
+    view = only({merged(*order) for order in itertools.permutations(reports)})
+    assert (view.resources, view.approval) == (("web-0", "web-1"), "accepted")
     assert (view.first_seen_at, view.started_at, view.ended_at) == (START, START + 9, START + 20)
 
 
-def test_a_vm_that_lags_behind_does_not_take_back_a_start() -> None:
-    found = merged(
-        report("scheduled"), report("started", 5), report("updated", 7, PreviousStatus="Scheduled")
-    )
-    assert found.status == "Started"
+SEEN, STARTED, AGAIN = report("scheduled"), report("started", 5), report("scheduled", 400)
+BACK = report("updated", 7, PreviousStatus="Started")
+STATUSES: dict[str, tuple[list[Report], str, bool]] = {
+    "a VM that lags behind does not take back a start": (
+        [SEEN, STARTED, report("updated", 7, PreviousStatus="Scheduled")],
+        "Started",
+        True,
+    ),
+    "a start that IMDS takes back is scheduled again": ([SEEN, STARTED, BACK], "Scheduled", True),
+    "a late report of another VM does not reopen it": (
+        [SEEN, report("completed", 10), report("updated", 40)],
+        "Completed",
+        False,
+    ),
+    "one that is reported long after its end is open again": (
+        [SEEN, report("ended", 10), AGAIN],
+        "Scheduled",
+        True,
+    ),
+    "the end after a return is the one that counts": (
+        [SEEN, report("ended", 10), AGAIN, report("canceled", 500)],
+        "Canceled",
+        False,
+    ),
+    "a status is read in any case": ([SEEN, report("started", 5, EventStatus="STARTED")], "Started", True),
+}
 
 
-def test_a_start_that_imds_takes_back_is_scheduled_again() -> None:
-    found = merged(report("scheduled"), report("started", 5), report("updated", 7, PreviousStatus="Started"))
-    assert found.status == "Scheduled"
-
-
-def test_a_late_report_of_another_vm_does_not_reopen_an_event() -> None:
-    assert not merged(report("scheduled"), report("completed", 10), report("updated", 40)).is_open
-
-
-def test_an_event_that_is_reported_long_after_its_end_is_open_again() -> None:
-    found = merged(report("scheduled"), report("ended", 10), report("scheduled", 400))
-    assert (found.is_open, found.status, found.ended_at) == (True, "Scheduled", None)
-
-
-def test_the_end_after_a_return_is_the_one_that_counts() -> None:
-    reports = [report("scheduled"), report("ended", 10), report("scheduled", 400), report("canceled", 500)]
-    assert merged(*reports).status == "Canceled"
+@pytest.mark.parametrize(("reports", "status", "is_open"), STATUSES.values(), ids=STATUSES)
+def test_an_event_has_the_status_of_its_reports(reports: list[Report], status: str, is_open: bool) -> None:
+    found = merged(*reports)
+    assert (found.status, found.is_open, found.ended_at is None) == (status, is_open, is_open)
 
 
 def test_the_notice_is_from_the_first_report_to_the_first_not_before() -> None:
@@ -135,10 +129,6 @@ def test_the_group_is_that_of_a_vm_that_is_identified() -> None:
     known = {"Name": "web-0", "ResourceId": "/subscriptions/S/resourceGroups/Shop/providers/x"}
     found = merged(report("scheduled", Vm=known), report("started", 5, Vm={"Name": "web-1"}))
     assert (found.scope, found.subscription, found.group) == ("s/shop", "s", "shop")
-
-
-def test_a_status_is_read_in_any_case() -> None:
-    assert merged(report("scheduled"), report("started", 5, EventStatus="STARTED")).status == "Started"
 
 
 def test_a_vm_that_is_prepared_is_no_outcome_of_a_command() -> None:

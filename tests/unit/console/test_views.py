@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 
 from bridge.console import fleet, history, now
+from bridge.console.access import Person
+from bridge.console.approve import Approvals, NotApproved
 from bridge.console.rows import DAY, EventRow, Filter, OpenRow, ReportRow, VmRow, read_filter
 from bridge.console.story import notice_text, story, witnesses
 from bridge.console.waves import Wave, wave_of, waves
+from bridge.imds.instance import Vm
+from tests.support.clock import MovedClock
 from tests.support.console import FleetVm, event, received
+from tests.support.only import only
 
 AT = 1_763_640_000.0
 ROW = EventRow(
@@ -48,7 +53,6 @@ OPEN = OpenRow(
     prepared=None,
     resources='["web-0", "web-1"]',
 )
-STARTED = replace(ROW, status="Started", started_at=AT - 5, starts_at=AT - 5, due="started")
 VM = VmRow(name="web-0", group="shop", zone="1", alive_at=AT - 60, scope=1, folded="web-0")
 WITH_EVENT: dict[str, Any] = {"event_id": "E-1", "event_type": "Reboot", "event": "Scheduled"}
 
@@ -83,7 +87,7 @@ def test_a_vm_is_shown_with_its_event_and_with_who_watches_it(change: dict[str, 
 
 def test_a_group_says_how_many_of_its_vms_have_events_or_are_not_watched() -> None:
     vms = [replace(VM, **WITH_EVENT), replace(VM, watch="silent"), replace(VM, watch="unknown"), VM]
-    (group,) = fleet.groups(vms)
+    group = only(fleet.groups(vms))
     assert group.states == (("Scheduled", 1), ("silent", 1), ("unknown", 1))
 
 
@@ -98,7 +102,7 @@ def test_a_bar_starts_at_not_before_and_is_hatched_if_the_duration_is_unknown() 
 @pytest.mark.parametrize("start", [-1e9, -60.0, 0.0, 60.0, 3000.0])
 def test_every_bar_lies_within_the_timeline(window: str, start: float) -> None:
     for given in ({}, {"status": "Started", "due": "started"}):
-        (bar,), _ = now.timeline([alone(starts_at=AT + start, **given)], AT, window).bars
+        bar = only(now.timeline([alone(starts_at=AT + start, **given)], AT, window).bars[0])
         assert bar.x >= 0
         assert bar.x + bar.width <= 100.01
 
@@ -154,7 +158,7 @@ def test_a_wave_is_told_in_one_line_with_each_vm_once_and_what_needs_attention()
     ]
     dues = {0: "overdue", 1: "overdue", 2: "started"}
     events = [event._replace(due=dues.get(place, "1h")) for place, event in enumerate(events)]
-    (found,) = waves(events)
+    found = only(waves(events))
     assert found.text == ("24 Reboots of shop, 25 VMs, until", "; 12 prepared; 1 in progress; 2 overdue")
     none_prepared = Wave((OPEN._replace(event_type="", group="", prepared=0),) * 2)
     assert none_prepared.text == ("2 Events, 2 VMs, until", "; 0 prepared")
@@ -162,7 +166,7 @@ def test_a_wave_is_told_in_one_line_with_each_vm_once_and_what_needs_attention()
 
 def test_the_bar_of_a_wave_reaches_from_its_first_start_to_its_last_end_with_its_density() -> None:
     events = [OPEN._replace(starts_at=AT + at, duration_seconds=60) for at in (3600, 3600, 3600, 4200)]
-    (bar,), _ = now.timeline(waves(events), AT, "24h").bars
+    bar = only(now.timeline(waves(events), AT, "24h").bars[0])
     assert bar.x == now.place(3600, DAY)
     assert bar.x + bar.width == pytest.approx(max(now.place(4260, DAY), now.place(4200, DAY) + 0.8))
     assert [(x, height) for x, _, height in bar.columns] == [
@@ -197,33 +201,29 @@ def test_the_tiles_count_what_they_link_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dues", "vms", "is_filtered", "text"),
+    ("dues", "given", "text"),
     [
-        ({}, 0, False, "No VM has reported yet"),
-        ({}, 9, True, "No open event matches the filter"),
-        ({}, 9, False, "Nothing is scheduled"),
+        ({}, {"vms": 0}, "No VM has reported yet"),
+        ({}, {"is_filtered": True}, "No open event matches the filter"),
+        *(
+            ({}, {"is_filtered": True, "unmatched": what}, f"No {what} matches the filter")
+            for what in ("VM", "event")
+        ),
+        ({}, {}, "Nothing is scheduled"),
         (
             {"started": (46, 0, 50), "1h": (192, 0, 350), "overdue": (5, 0, 5), "later": (9, 0, 9)},
-            500,
-            False,
+            {},
             "46 in progress, 192 within the hour (350 VMs), 5 overdue",
         ),
-        ({"1h": (1, 0, 1)}, 9, False, "1 within the hour (1 VM)"),
-        ({"later": (2, 0, 1)}, 9, False, "Nothing within the hour, 2 later"),
-        ({"gone": (2, 0, 1)}, 9, False, "Nothing is scheduled"),
+        ({"1h": (1, 0, 1)}, {}, "1 within the hour (1 VM)"),
+        ({"later": (2, 0, 1)}, {}, "Nothing within the hour, 2 later"),
+        ({"gone": (2, 0, 1)}, {}, "Nothing is scheduled"),
     ],
 )
 def test_the_headline_says_what_is_urgent(
-    dues: dict[str, tuple[int, int, int]], vms: int, is_filtered: bool, text: str
+    dues: dict[str, tuple[int, int, int]], given: dict[str, Any], text: str
 ) -> None:
-    assert now.headline(dues, vms=vms, is_filtered=is_filtered) == text
-
-
-@pytest.mark.parametrize("unmatched", ["VM", "event"])
-def test_a_filter_for_what_does_not_exist_is_not_said_to_find_no_open_event(unmatched: str) -> None:
-    assert (
-        now.headline({}, vms=9, is_filtered=True, unmatched=unmatched) == f"No {unmatched} matches the filter"
-    )
+    assert now.headline(dues, **{"vms": 9, "is_filtered": False, **given}) == text
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_the_story_names_who_saw_a_change_and_what_changed() -> None:
     vm, before = FleetVm("web-0"), event()
     planned = datetime(2026, 11, 20, 13, 15, tzinfo=UTC).timestamp()
     after = event(minutes=10)
-    (change,) = received(vm.change("updated", after, previous=before, changed=["NotBefore"]))
+    change = only(received(vm.change("updated", after, previous=before, changed=["NotBefore"])))
     report = ReportRow(
         kind=change.kind, at=AT, vm="web-0", body=change.body, seen_by=(("web-0", AT), ("web-1", AT + 4))
     )
@@ -269,14 +269,14 @@ def test_the_story_names_who_saw_a_change_and_what_changed() -> None:
 
 
 def test_an_affected_vm_that_did_not_see_the_event_comes_first() -> None:
-    (change,) = received(FleetVm("web-0").change("scheduled", event()))
+    change = only(received(FleetVm("web-0").change("scheduled", event())))
     report = ReportRow(kind=change.kind, at=AT, vm="web-0", body=change.body, seen_by=(("web-0", AT),))
     found = witnesses(ROW, [report], [VM], {})
     assert [(one.name, one.first_at) for one in found] == [("web-1", None), ("web-0", AT)]
 
 
 def test_a_receipt_names_who_asked_and_what_it_releases() -> None:
-    (receipt,) = received(FleetVm("web-0").receipt(event(), outcome="rejected", reason="denied"))
+    receipt = only(received(FleetVm("web-0").receipt(event(), outcome="rejected", reason="denied")))
     report = ReportRow(kind=receipt.kind, at=AT, vm="web-0", body=receipt.body, seen_by=())
     step = story(replace(ROW, is_open=False), [report], [], AT)[0]
     assert (step.title, step.seen_by) == ("Approval rejected", "by web-0")
@@ -287,26 +287,22 @@ def test_a_receipt_names_who_asked_and_what_it_releases() -> None:
     )
 
 
+RUNNING: dict[str, Any] = {"due": "started", "starts_at": AT - 300}
+OVERDUE = "Overdue: NotBefore was 5 h ago, no start reported"
+
+
 @pytest.mark.parametrize(
     ("changes", "vms", "title"),
     [
         ({}, {}, "Waiting for NotBefore, or an approval"),
+        ({"due": "overdue", "not_before": AT - 5 * 3600}, {}, OVERDUE),
+        (RUNNING, {}, "Started 5 min ago, no end reported"),
         (
-            {"due": "overdue", "not_before": AT - 5 * 3600},
-            {},
-            "Overdue: NotBefore was 5 h ago, no start reported",
-        ),
-        ({"due": "started", "starts_at": AT - 300}, {}, "Started 5 min ago, no end reported"),
-        (
-            {"due": "started", "starts_at": AT - 25 * 3600, "resources": ("web-0",)},
+            {**RUNNING, "starts_at": AT - 25 * 3600, "resources": ("web-0",)},
             {"watch": "silent"},
             "Started 1 d 1 h ago, no end reported, the VM is silent",
         ),
-        (
-            {"due": "started", "starts_at": AT - 300},
-            {"watch": "stopped"},
-            "Started 5 min ago, no end reported, 1 of 2 VMs are stopped",
-        ),
+        (RUNNING, {"watch": "stopped"}, "Started 5 min ago, no end reported, 1 of 2 VMs are stopped"),
         (
             {"due": "gone", "event_type": "Preempt", "starts_at": AT - 3600},
             {},
@@ -317,7 +313,7 @@ def test_a_receipt_names_who_asked_and_what_it_releases() -> None:
 def test_the_story_ends_with_what_the_event_waits_for(
     changes: dict[str, Any], vms: dict[str, Any], title: str
 ) -> None:
-    (waiting,) = story(replace(ROW, **changes), [], [replace(VM, **vms)], AT)
+    waiting = only(story(replace(ROW, **changes), [], [replace(VM, **vms)], AT))
     assert waiting.title == title
 
 
@@ -333,3 +329,145 @@ def test_the_story_ends_with_what_the_event_waits_for(
 def test_no_cell_of_the_csv_nor_a_part_of_one_is_a_formula(name: str, cell: str) -> None:
     _, line = history.write_csv(iter([replace(ROW, resources=(name,))]))
     assert next(csv.reader(io.StringIO(line, newline="")))[9] == cell
+
+
+# What has to be right before an approval is sent
+
+ANA = Person(name="ana", is_viewer=True, is_approver=True)
+BEN = Person(name="ben", is_viewer=True, is_approver=True)
+EVE = Person(name="eve", is_viewer=True, is_approver=False)
+SESSION = "session"
+REBOOT = replace(ROW, event_id="4CAEA225-FCD853", key="4caea225-fcd853")
+
+
+class RecordedApprovals:
+    """Approvals that record what would be sent."""
+
+    def __init__(self) -> None:
+        self.clock = MovedClock()
+        self.sent: list[tuple[str, str, str, str, str]] = []
+        self.approvals = Approvals(send=self._send, clock=self.clock)
+        resource_id = "/subscriptions/s/resourceGroups/shop/providers/x/web-0"
+        self.vms = [replace(VM, resource_id=resource_id, subscription="s")]
+
+    def _send(self, event_id: str, vm: Vm, reason: str, person: str) -> str:
+        self.sent.append((event_id, vm.name, f"{vm.subscription_id}.{vm.resource_group}", reason, person))
+        return "command"
+
+    def fields(self, **changes: str) -> dict[str, str]:
+        form = self.approvals.form(REBOOT, self.vms, ANA)
+        assert form
+        given = {
+            "token": self.approvals.token(SESSION, ANA),
+            "shown": form.shown,
+            "confirm": "D853",
+            "reason": "drained",
+        }
+        return {**given, **changes}
+
+    def approve(
+        self, given: dict[str, str], event: EventRow = REBOOT, person: Person = ANA, session: str = SESSION
+    ) -> str:
+        return self.approvals.approve(event, self.vms, person, session, given)
+
+
+@pytest.fixture
+def rig() -> RecordedApprovals:
+    return RecordedApprovals()
+
+
+def test_the_form_and_the_command_name_the_vm_whose_listener_gets_it(rig: RecordedApprovals) -> None:
+    form = rig.approvals.form(REBOOT, rig.vms, ANA)
+    assert form
+    assert form.vm == "web-0"
+    assert rig.approve(rig.fields()) == "command"
+    assert rig.sent == [("4CAEA225-FCD853", "web-0", "s.shop", "drained", "ana")]
+
+
+def test_the_command_goes_to_a_vm_that_is_heard_of(rig: RecordedApprovals) -> None:
+    vm = only(rig.vms)
+    rig.vms = [replace(vm, watch="silent"), replace(vm, name="web-1", folded="web-1")]
+    rig.approve(rig.fields())
+    assert rig.sent[0][1] == "web-1"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        replace(REBOOT, status="Started"),
+        replace(REBOOT, is_open=False, status="Canceled"),
+        replace(REBOOT, resources=()),
+    ],
+)
+def test_only_what_is_scheduled_can_be_approved(rig: RecordedApprovals, event: EventRow) -> None:
+    assert rig.approvals.form(event, rig.vms, ANA) is None
+    with pytest.raises(NotApproved):
+        rig.approve(rig.fields(), event)
+    assert not rig.sent
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"token": ""}, "session has expired"),
+        ({"token": "guessed"}, "session has expired"),
+        ({"token": "\u00e9\ud800"}, "session has expired"),
+        ({"reason": " "}, "needs a reason"),
+        ({"shown": "x"}, "has changed"),
+        ({"confirm": "D85"}, "last 4 characters"),
+        ({"confirm": ""}, "last 4 characters"),
+    ],
+)
+def test_a_form_that_is_not_filled_in_sends_nothing(
+    rig: RecordedApprovals, changes: dict[str, str], why: str
+) -> None:
+    with pytest.raises(NotApproved, match=why):
+        rig.approve(rig.fields(**changes))
+    assert not rig.sent
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resources": ("web-0", "web-1", "db-0")},
+        {"event_type": "Redeploy"},
+        {"event_source": "User"},
+        {"duration_seconds": 3600},
+        {"not_before": AT + 60},
+        {"description": "Another host"},
+        {"group": "other"},
+        {"stay": AT - 60},  # it was canceled, and announced again
+    ],
+)
+def test_an_event_that_has_changed_meanwhile_is_not_approved(
+    rig: RecordedApprovals, change: dict[str, Any]
+) -> None:
+    with pytest.raises(NotApproved, match="has changed"):
+        rig.approve(rig.fields(), replace(REBOOT, **change))
+    assert not rig.sent
+
+
+def test_receipts_and_the_time_leave_the_form_as_it_is(rig: RecordedApprovals) -> None:
+    rig.approve(rig.fields(), replace(REBOOT, approval="rejected", last_change_at=AT, due="overdue", seen=2))
+    assert rig.sent
+
+
+def test_the_form_of_another_person_or_session_does_not_count(rig: RecordedApprovals) -> None:
+    for person, session in ((BEN, SESSION), (ANA, "another"), (ANA, "")):
+        with pytest.raises(NotApproved, match="session has expired"):
+            rig.approve(rig.fields(), person=person, session=session)
+
+
+def test_who_may_not_approve_gets_no_form_and_sends_nothing(rig: RecordedApprovals) -> None:
+    assert rig.approvals.form(REBOOT, rig.vms, EVE) is None
+    with pytest.raises(NotApproved, match="none of the groups"):
+        rig.approve(rig.fields(), person=EVE)
+
+
+def test_approvals_are_limited_in_a_minute(rig: RecordedApprovals) -> None:
+    for _ in range(20):
+        rig.approve(rig.fields())
+    with pytest.raises(NotApproved, match="wait a moment"):
+        rig.approve(rig.fields())
+    rig.clock.advance(61)
+    rig.approve(rig.fields())

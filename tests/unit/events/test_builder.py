@@ -21,7 +21,6 @@ AT = datetime(2022, 4, 11, 22, 11, 58, 123_000, tzinfo=UTC)
 NOW: dict[str, Any] = {"at": AT, "next_number": lambda: 1}
 REPORTER = events.Reporter(name="web-0", role="forward", epoch="0123456789abcdef", **NOW, vm=VM)
 UNKNOWN_VM = events.Reporter(name="host 1", role="forward", epoch="0123456789abcdef", **NOW)
-SCALE_SET_VM = replace(VM, scale_set="front")
 
 
 def seen(**fields: Any) -> ScheduledEvent:
@@ -64,12 +63,11 @@ def test_the_ids_of_known_changes_are_pinned_for_all_versions_of_this_program() 
 
 
 def test_the_id_of_a_change_does_not_depend_on_vm_epoch_time_or_previous_content() -> None:
+    another = replace(REPORTER, name="web-1", epoch="fedc", vm=replace(VM, scale_set="front"))
     for reporter in (
         UNKNOWN_VM,
-        events.Reporter(name="web-1", role="forward", epoch="fedc", **NOW, vm=SCALE_SET_VM),
-        events.Reporter(
-            name="web-0", role="listen", epoch="fedc", **NOW, group_source="https://example.com/"
-        ),
+        another,
+        replace(another, role="listen", vm=None, group_source="https://example.com/"),
     ):
         later = build(scheduled(), by=reporter, at=AT + timedelta(days=3))
         assert later.id == build(scheduled()).id
@@ -143,27 +141,27 @@ def test_the_vms_own_events_have_a_reporter_and_a_padded_counter() -> None:
 
 
 SHOP = "/subscriptions/0000/resourceGroups/shop"
-ODD = replace(VM, resource_group="größe (1)", resource_id="/resourceGroups/größe (1)/x y")
-NO_GROUP = replace(VM, resource_group="", resource_id="")
+SCALE_SET = f"{SHOP}/providers/Microsoft.Compute/virtualMachineScaleSets/front"
+ODD = {"resource_group": "größe (1)", "resource_id": "/resourceGroups/größe (1)/x y"}
 URN = "urn:imds-bridge:vm"
+
+
+def of_vm(**changes: Any) -> events.Reporter:
+    return replace(REPORTER, vm=replace(VM, **changes))
 
 
 @pytest.mark.parametrize(
     ("reporter", "group", "vm"),
     [
         (REPORTER, SHOP, VM.resource_id),
+        (of_vm(scale_set="front"), SCALE_SET, VM.resource_id),
         (
-            replace(REPORTER, vm=SCALE_SET_VM),
-            f"{SHOP}/providers/Microsoft.Compute/virtualMachineScaleSets/front",
-            VM.resource_id,
-        ),
-        (
-            replace(REPORTER, vm=ODD),
+            of_vm(**ODD),
             "/subscriptions/0000/resourceGroups/gr%C3%B6%C3%9Fe%20(1)",
             "/resourceGroups/gr%C3%B6%C3%9Fe%20(1)/x%20y",
         ),
-        (replace(REPORTER, vm=replace(VM, subscription_id="")), f"{URN}:web-0", VM.resource_id),
-        (replace(REPORTER, vm=NO_GROUP), f"{URN}:web-0", f"{URN}:web-0"),
+        (of_vm(subscription_id=""), f"{URN}:web-0", VM.resource_id),
+        (of_vm(resource_group="", resource_id=""), f"{URN}:web-0", f"{URN}:web-0"),
         (UNKNOWN_VM, f"{URN}:host%201", f"{URN}:host%201"),
         (replace(REPORTER, group_source="urn:shop"), "urn:shop", VM.resource_id),
         (replace(REPORTER, vm_source="urn:mine"), SHOP, "urn:mine"),
@@ -206,10 +204,9 @@ def test_the_data_of_an_update_have_the_previous_values() -> None:
     before = seen(Description="soon", Extra=1)
     now = seen(Description="later")
     change = Change(kind="updated", event=now, previous=before, changed=("Description", "Extra", "New"))
-    data = build(change).data
-    assert data["PreviousStatus"] == "Scheduled"
-    assert data["Changed"] == ["Description", "Extra", "New"]
-    assert data["Previous"] == {"Description": "soon", "Extra": 1, "New": None}
+    previous = {"Description": "soon", "Extra": 1, "New": None}
+    expected = {"PreviousStatus": "Scheduled", "Changed": [*previous], "Previous": previous}
+    assert build(change).data.items() >= expected.items()
 
 
 @pytest.mark.parametrize("kind", ["completed", "canceled", "ended"])
@@ -268,7 +265,7 @@ def test_whether_this_vm_is_affected_may_be_unknown(affects: bool | None) -> Non
 
 
 def test_whether_this_vm_is_affected_depends_on_its_name_not_its_host_name() -> None:
-    reporter = events.Reporter(name="host", role="forward", epoch="e", **NOW, vm=Vm(name="front_1"))
+    reporter = replace(REPORTER, name="host", vm=Vm(name="front_1"))
     assert build(scheduled(Resources=["host"]), by=reporter).data["AffectsThisVm"] is False
     assert build(scheduled(Resources=["Front_1"]), by=reporter).data["AffectsThisVm"] is True
 
@@ -279,16 +276,18 @@ def test_whether_this_vm_is_affected_depends_on_its_name_not_its_host_name() -> 
 def test_a_changed_document_is_published_as_received_with_the_ids_of_its_events() -> None:
     invalid_entries = {"EventId": None, "Nonsense": [1]}
     current = document("9", entry(NotBefore=NOT_BEFORE), invalid_entries, 5, Unknown="x")
-    event = reporting(REPORTER, AT, 3).document(current, previous=document(8), event_ids=["id-1", "id-2"])
-    assert event.data["Document"] == {
-        "DocumentIncarnation": "9",
-        "Events": [entry(), invalid_entries, 5],
-        "Unknown": "x",
-    }
-    assert event.data["CloudEventIds"] == ["id-1", "id-2"]
-    assert (event.data["DocumentIncarnation"], event.data["PreviousIncarnation"]) == (9, 8)
-    assert event.data["Unreadable"] == 2
-    assert event.data["Vm"]["Name"] == "web-0"
+    data = dict(REPORTER.document(current, previous=document(8), event_ids=["id-1", "id-2"]).data)
+    assert data.pop("Vm")["Name"] == "web-0"
+    assert (
+        data.items()
+        >= {
+            "Document": {"DocumentIncarnation": "9", "Events": [entry(), invalid_entries, 5], "Unknown": "x"},
+            "CloudEventIds": ["id-1", "id-2"],
+            "DocumentIncarnation": 9,
+            "PreviousIncarnation": 8,
+            "Unreadable": 2,
+        }.items()
+    )
 
 
 LATER = AT + timedelta(seconds=61.5)

@@ -14,11 +14,14 @@ from cloudevents.core.formats.json import JSONFormat
 from bridge.contract.types import EVENT_TYPES
 from bridge.events.model import CloudEvent, structured
 from bridge.formats.cloudevents import CONTENT_TYPE, binary
+from bridge.formats.samples import samples
 from bridge.runtime.time import iso_utc
 from tests.support.diff import envelope_of, faults_of
 from tests.support.samples import EVENT_ID, REPORTER, events
 
 AT = datetime(2022, 4, 11, 22, 11, 58, 123_456, tzinfo=UTC)
+LATER = datetime(2031, 5, 6, 7, 8, 9, 125_000, tzinfo=UTC)
+OTHERS = {"io.imdsbridge.bridge.test.v1", "io.imdsbridge.command.approve.v1"}
 UNKNOWN_VM = replace(REPORTER, name="hôst 1%", epoch="0123456789abcdef", vm=None, session="")
 # Everything that IMDS may send in a text, none of which may get into an attribute.
 NASTY = 'line\r\nbreak, \x00, \x7f, "quoted", 100 %, ümlaut, 雲, \ud800, <b>'
@@ -48,8 +51,7 @@ def judged(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_type_that_is_produced_is_judged_here() -> None:
-    others = {"io.imdsbridge.bridge.test.v1", "io.imdsbridge.command.approve.v1"}
-    assert {event.type for event in PRODUCED.values()} == set(EVENT_TYPES) - others
+    assert {event.type for event in PRODUCED.values()} == set(EVENT_TYPES) - OTHERS
 
 
 @every_event
@@ -106,3 +108,19 @@ def test_headers_are_percent_encoded_and_spell_numbers_and_truth_values_as_json_
 def test_any_event_of_a_relay_has_a_binary_form(rest: dict[str, Any], content_type: str, body: bytes) -> None:
     headers, written = binary({"id": "1", **rest})
     assert (headers, written) == ({"ce-id": "1", "Content-Type": content_type}, body)
+
+
+# The events that `render` and the check of a format at the start show
+
+
+def test_there_is_a_sample_of_every_type_but_the_test_event_and_the_command() -> None:
+    assert [event.type for event in samples(LATER)] == [one for one in EVENT_TYPES if one not in OTHERS]
+
+
+def test_samples_are_seen_now_and_their_times_are_as_far_away_as_in_the_examples() -> None:
+    events = {event.type.split(".")[-2]: event.envelope for event in samples(LATER)}
+    assert {event["time"] for event in events.values()} == {"2031-05-06T07:08:09.125Z"}
+    data = events["updated"]["data"]
+    assert data["NotBeforeUtc"].startswith("2031-05-06T07:28:")
+    assert data["NotBefore"].startswith("Tue, 06 May 2031 07:28:")
+    assert data["Previous"]["NotBefore"].startswith("Tue, 06 May 2031 07:23:")

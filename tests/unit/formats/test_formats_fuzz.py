@@ -15,7 +15,7 @@ from bridge.events.model import StoredEvent, encode_json
 from bridge.formats.notice import Notice, notice
 from bridge.formats.pagerduty import ACTIONS
 from bridge.runtime.text import sanitize
-from tests.support.diff import json_values, steady
+from tests.support.diff import json_values, steady, trials
 from tests.support.receivers import (
     CONSOLE,
     FORMATS,
@@ -36,7 +36,7 @@ MADE = {
     }
     for zone in ZONES
 }
-DIGESTS = {name: row.check for name, row in FORMATS.items() if row.check and name != "pagerduty"}
+DIGESTS = {name: check for name, check in CHECKS.items() if name != "pagerduty"}
 WORDS = r"""
 @everyone @here <!channel> <!here|x> <@U012AB3CD> <@&1234> <#C1|x> <at>all</at>
 *b* _i_ __u__ ~s~ ||x|| `c` ```c``` [x](https://evil.example) :skull: & &amp; < 😀
@@ -90,7 +90,8 @@ EVENT = st.builds(
 TYPES = st.sampled_from([event["type"] for event in EVENTS.values()])
 NONSENSE = st.fixed_dictionaries({}, optional={**ATTRIBUTES, "data": JSON, "type": TYPES | JSON})
 NOWS = st.timedeltas(min_value=timedelta(days=-30), max_value=timedelta(days=30)).map(lambda away: NOW + away)
-FUZZ = settings(steady, max_examples=250, suppress_health_check=list(HealthCheck))
+LETTERS = ("x", "&", "@", "{", "😀", "\n x", "\u202e", "\ud800", ":a:", "_")
+FUZZ = settings(steady, max_examples=trials(250), suppress_health_check=list(HealthCheck))
 
 
 def is_shown(event: dict[str, Any]) -> bool:
@@ -118,9 +119,7 @@ def test_every_type_of_event_is_within_the_limits_in_every_format(kind: str) -> 
     zone="",
 )
 @example(
-    event={"type": f"io.imdsbridge.approval.{'x' * 300}.v1", "data": {"Resources": ["web-0"]}},
-    now=NOW,
-    zone="",
+    event={"type": f"io.imdsbridge.approval.{'x' * 300}.v1", "data": {"Resources": ["a"]}}, now=NOW, zone=""
 )
 @example(event={"data": {"Vm": dict.fromkeys(("Name", "Location", "Zone"), "x" * 5_000)}}, now=NOW, zone="")
 def test_every_event_is_valid_in_every_format(event: dict[str, Any], now: datetime, zone: str) -> None:
@@ -150,8 +149,7 @@ def check_digest(given: list[dict[str, Any]], now: datetime, zone: str) -> None:
         assert headers == {"Content-Type": "application/json"}
         lines = shown_lines(message)
         more = int(lines.pop().split()[1]) if re.fullmatch(r"and \d+ more", lines[-1]) else 0
-        (total,) = re.findall(r"^. (\d+) event", headline(message))
-        assert len(lines) + more == int(total)
+        assert headline(message)[2:].startswith(f"{len(lines) + more} event")
         assert len(ids - {""}) <= len(lines) + more <= len(given)
 
 
@@ -168,7 +166,7 @@ def shown_lines(message: Any) -> list[str]:
     return [block["inlines"][0]["text"] for block in message["attachments"][0]["content"]["body"][1:]]
 
 
-@settings(FUZZ, max_examples=60)
+@settings(FUZZ, max_examples=trials(60))
 @given(
     given=st.lists(EVENT | NONSENSE, min_size=2, max_size=9),
     times=st.sampled_from([1, 1, 30]),
@@ -181,14 +179,14 @@ def test_every_digest_is_valid_in_every_format(
     check_digest(given * times, now, zone)
 
 
-@pytest.mark.parametrize("letter", ["x", "&", "@", "{", "😀", "\n x", "\u202e", "\ud800", ":a:", "_"])
-def test_500_events_of_hostile_text_are_within_the_limits_and_counted(letter: str) -> None:
-    many = [f"{letter * 60}{number}" for number in range(100)]
+@pytest.mark.parametrize("letter", LETTERS)
+def test_200_events_of_hostile_text_are_within_the_limits_and_counted(letter: str) -> None:
+    many = [f"{letter * 60}{number}" for number in range(9)]
     base = EVENTS["scheduledevent.scheduled"]
     check_digest(
         [
             with_data(base, EventId=f"{letter * 20}-{n}", EventType=f"{letter * 40}{n}", Resources=many)
-            for n in range(500)
+            for n in range(200)
         ],
         NOW,
         ZONES[1],
@@ -210,7 +208,7 @@ def check_words(message: Notice) -> None:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-@pytest.mark.parametrize("letter", ["x", "&", "@", "{", "😀", "\n x", "\u202e", "\ud800", ":a:"])
+@pytest.mark.parametrize("letter", LETTERS)
 def test_a_hundred_kilobytes_of_text_and_a_thousand_vms_are_cut_visibly(name: str, letter: str) -> None:
     many = [f"{letter * 60}{number}" for number in range(1_000)]
     event = with_data(EVENTS["scheduledevent.scheduled"], Description=letter * 100_000, Resources=many)

@@ -8,7 +8,9 @@ from typing import Any, get_args
 
 import pytest
 
+from bridge.contract.types import RECEIPT_REASONS, ReceiptReason
 from bridge.formats.notice import notice
+from bridge.formats.reasons import REASONS
 from bridge.imds.diff import EndReason
 from tests.support.samples import EVENTS, NOW, fields, in_, scheduled, updated, with_data, written
 
@@ -35,16 +37,13 @@ TITLES = {
 }
 
 
-def test_every_type_of_event_has_a_title_here() -> None:
-    assert set(TITLES) == set(EVENTS)
+def test_the_first_line_of_every_type_of_event_says_all() -> None:
+    assert {kind: written(event).headline for kind, event in EVENTS.items()} == TITLES
 
 
-@pytest.mark.parametrize("kind", EVENTS)
-def test_the_first_line_says_all_even_where_the_data_are_nonsense(kind: str) -> None:
-    assert written(EVENTS[kind]).headline == TITLES[kind]
-    nonsense: list[Any] = [None, [], "text", 7, {"Vm": []}, {"Document": {"Events": None}}]
-    for data in nonsense:
-        assert written({**EVENTS[kind], "data": data}).title
+@pytest.mark.parametrize("data", [None, [], "text", 7, {"Vm": []}, {"Document": {"Events": None}}])
+def test_every_type_of_event_has_a_title_even_where_the_data_are_nonsense(data: Any) -> None:
+    assert all(written({**event, "data": data}).title for event in EVENTS.values())
 
 
 def test_scheduled_started_and_each_end_have_colours_of_their_own() -> None:
@@ -153,6 +152,7 @@ def test_the_title_names_what_whom_and_when_as_far_as_it_matters(event: dict[str
         ),
         (EVENTS["scheduledevent.updated"], "Changed", "start, from 14:18 CET to 14:13 CET"),
         (FROZEN, "Changed", "EventType, from Reboot to Freeze"),
+        (with_data(FROZEN, Changed=[f"Property{n}" for n in range(99)]), "Changed", "and more"),
         (scheduled("scheduled", Resources=["web-0"]), "VM", "web-0"),
         (EVENTS["imds.unreachable"], "Reason", "no answer within 10 s"),
         (with_data(UNSEEN, Reason=""), "Reason", "unknown"),
@@ -185,22 +185,15 @@ REDEPLOY = "Microsoft advises to redeploy the VM now"
         (UNSEEN, "IMDS gives no good answer."),
         (RECEIPT, "may still wait for other VMs on the host"),
         (with_data(RECEIPT, DryRun=True), "nothing was sent to IMDS"),
+        (scheduled("scheduled", NotBefore=in_(hours=23)), f"not: {REDEPLOY}"),
+        (scheduled("scheduled", NotBefore=in_(days=6), EventSource="User"), f"not: {REDEPLOY}"),
+        (with_data(RECEIPT, DryRun=True), "not: may still wait"),
     ],
 )
-def test_sentences_explain_what_follows(event: dict[str, Any], words: str) -> None:
-    assert words in written(event).text
-
-
-@pytest.mark.parametrize(
-    ("event", "words"),
-    [
-        (scheduled("scheduled", NotBefore=in_(hours=23)), REDEPLOY),
-        (scheduled("scheduled", NotBefore=in_(days=6), EventSource="User"), REDEPLOY),
-        (with_data(RECEIPT, DryRun=True), "may still wait"),
-    ],
-)
-def test_sentences_say_nothing_that_does_not_apply(event: dict[str, Any], words: str) -> None:
-    assert words not in written(event).text
+def test_sentences_explain_what_follows_and_nothing_that_does_not_apply(
+    event: dict[str, Any], words: str
+) -> None:
+    assert (words.removeprefix("not: ") in written(event).text) is not words.startswith("not: ")
 
 
 def test_the_time_stays_in_the_title_when_the_names_are_long() -> None:
@@ -284,3 +277,53 @@ def test_what_is_unknown_and_an_early_warning_are_no_alarm(event: dict[str, Any]
     message = notice(event, now=NOW, zone=None)
     assert message.tone == tone
     assert not (message.command and event is ADVICE)
+
+
+# Receipts: a walk over every reason that the code can give, and what the message claims
+
+# Each reason: whether the event is approved by it, and what helps. "no" holds where the decision is made only while
+# nothing was POSTed for the command, or IMDS has refused it.
+CLAIMS = {
+    "approved": ("yes", "nothing"),
+    "already_approved": ("yes", "nothing"),
+    "not_recorded": ("may", "nothing"),
+    "malformed": ("no", "command"),
+    "bad_signature": ("no", "command"),
+    "expired": ("no", "command"),
+    "unknown_event": ("no", "command"),
+    "already_started": ("", "nothing"),
+    "other_vm": ("no", "command"),
+    "advisory": ("", "nothing"),
+    "denied": ("no", "nothing"),
+    "not_prepared": ("", "program"),
+    "imds_refused": ("no", "command"),
+    "imds_unavailable": ("no", "command"),
+    "unknown_outcome": ("may", "command"),
+}
+WORDS = {"yes": "Approved: ", "may": "It may be approved", "no": "This did not approve it"}
+HELP = {"command": "(a new command|a new id)", "program": "The program runs again"}
+
+
+def test_the_code_gives_no_reason_that_the_contract_and_the_texts_lack() -> None:
+    typed = {reason for part in get_args(ReceiptReason) for reason in get_args(part) or [part]}
+    assert typed == {reason for reasons in RECEIPT_REASONS.values() for reason in reasons}
+    assert typed == set(REASONS) == set(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"), [(outcome, one) for outcome, reasons in RECEIPT_REASONS.items() for one in reasons]
+)
+def test_a_receipt_claims_what_is_known_and_names_the_vm_and_the_type(outcome: str, reason: str) -> None:
+    event = with_data(EVENTS[f"approval.{outcome.lower()}"], Reason=reason)
+    message = notice(event, now=NOW, zone=None)
+    said = f"{message.title}\n{' '.join(message.sentences)}"
+    found = (
+        {claim for claim, words in WORDS.items() if re.search(words, said)},
+        {help_ for help_, words in HELP.items() if re.search(words, said)},
+    )
+    approved, help_ = CLAIMS[reason]
+    assert found == ({approved} - {""}, {help_} - {"nothing"})
+    assert ": Reboot of web-0, web-1" in message.title
+    assert not message.title.startswith("Approval failed") or approved == "no"
+    unknown = with_data(event, EventType=None, Resources=[])
+    assert " on web-0" in notice(unknown, now=NOW, zone=None).title

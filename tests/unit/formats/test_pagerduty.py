@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from bridge.formats.pagerduty import PagerDuty
-from tests.support.receivers import ROUTING_KEY, check_pagerduty, pagerduty, settings
+from tests.support.receivers import ROUTING_KEY, check_pagerduty, make_format
 from tests.support.samples import EVENT_TYPES, EVENTS, NOW, scheduled, updated, with_data
 
 EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
@@ -33,7 +32,7 @@ ACTIONS = {
 
 
 def write(event: dict[str, Any]) -> Any:
-    return pagerduty().write(event, NOW)
+    return make_format("pagerduty").write(event, NOW)
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
@@ -94,7 +93,7 @@ def test_what_failed_has_an_alert_of_its_own_which_its_success_resolves() -> Non
     opens, closes = write(failed), write(EVENTS["approval.prepared"])
     assert (opens["event_action"], opens["payload"]["severity"]) == ("trigger", "error")
     assert (closes["event_action"], closes["dedup_key"]) == ("resolve", opens["dedup_key"])
-    closes = pagerduty(types=types).write(accepted, NOW)
+    closes = make_format("pagerduty", types=types).write(accepted, NOW)
     assert (closes["event_action"], closes["dedup_key"]) == (
         "resolve",
         write(EVENTS["approval.failed"])["dedup_key"],
@@ -156,5 +155,5 @@ def test_an_id_that_cannot_be_a_key_gets_a_derived_key(event_id: str) -> None:
 def test_the_routing_key_is_read_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(f"{ROUTING_KEY}\n")
-    format_ = PagerDuty(settings("pagerduty", routing_key_file=str(file)))
+    format_ = make_format("pagerduty", routing_key=None, routing_key_file=str(file))
     assert format_.write(EVENTS["bridge.test"], NOW)["routing_key"] == ROUTING_KEY

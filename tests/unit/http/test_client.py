@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from bridge.errors import DeliveryError, Misconfigured
 from bridge.http import client as module
 from bridge.http.client import HttpClient, origin, register_url, retry_after_seconds
+from bridge.http.signing import ID, SIGNATURE, TIMESTAMP, sign, signature_fault
 from bridge.runtime.text import redact
 from tests.support.http_client import MakeClient
 
@@ -19,19 +20,21 @@ def client(make_client: MakeClient) -> HttpClient:
     return make_client()
 
 
-@pytest.mark.parametrize("value", ["tök€n", "line\nbreak", " leading blank"])
-def test_a_header_that_cannot_be_sent_is_a_fault_of_the_settings(client: HttpClient, value: str) -> None:
-    with pytest.raises(DeliveryError) as raised:
-        client.exchange("GET", "http://127.0.0.1/secret", {"Authorization": value})
-    assert type(raised.value) is Misconfigured
-    assert value.strip() not in str(raised.value)
+NOWHERE = ["", "http://", "ftp://x/", "http://*/", "http://exa mple/", "http://[::1"]
+NOT_SENT = ["tök€n", "line\nbreak", " leading blank"]
 
 
-@pytest.mark.parametrize("url", ["", "http://", "ftp://x/", "http://*/", "http://exa mple/", "http://[::1"])
-def test_an_address_that_leads_nowhere_is_a_fault_of_the_settings(client: HttpClient, url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "value"),
+    [*((url, "x") for url in NOWHERE), *(("http://127.0.0.1/secret", value) for value in NOT_SENT)],
+)
+def test_an_address_that_leads_nowhere_or_a_header_that_cannot_be_sent_is_a_fault_of_the_settings(
+    client: HttpClient, url: str, value: str
+) -> None:
     with pytest.raises(DeliveryError) as raised:
-        client.exchange("GET", url, {})
+        client.exchange("GET", url, {"Authorization": value})
     assert type(raised.value) is Misconfigured
+    assert value == "x" or value.strip() not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -97,3 +100,79 @@ def test_what_is_long_in_a_url_is_hidden_however_it_is_repeated() -> None:
     ):
         assert redact(f"<{text}>") == "<***>"
     assert redact("hooks on the host, v=1") == "hooks on the host, v=1"
+
+
+# Commands and webhooks are signed as Standard Webhooks says
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard
+OTHER = "whsec_" + "QUJD" * 8
+AT = datetime.fromtimestamp(1614265330, UTC)
+BODY = b'{"test": 2432232314}'
+MESSAGE = "msg_p5jXN8AQM9LWM0D4loKWxJek"
+SIGNED = sign([SECRET], MESSAGE, AT, BODY)
+
+
+def fault(headers: dict[str, str], *, secrets: tuple[str, ...] = (SECRET,), body: bytes = BODY) -> str:
+    return signature_fault(secrets, headers, body, signed_near=AT)
+
+
+def test_the_vector_of_the_standard_is_signed_as_it_says() -> None:
+    assert SIGNED == {
+        ID: MESSAGE,
+        TIMESTAMP: "1614265330",
+        SIGNATURE: "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+    }
+
+
+@pytest.mark.parametrize("signing", [[SECRET], [OTHER, SECRET]])
+@pytest.mark.parametrize("known", [(SECRET,), (SECRET, OTHER), (OTHER, SECRET)])
+def test_a_signature_by_any_known_secret_is_accepted_whatever_the_case_of_the_headers(
+    signing: list[str], known: tuple[str, ...]
+) -> None:
+    headers = sign(signing, MESSAGE, AT, BODY)
+    assert fault(headers, secrets=known) == ""
+    assert fault({name.title(): value for name, value in headers.items()}, secrets=known) == ""
+
+
+@pytest.mark.parametrize(
+    ("late", "is_accepted"), [(-301, False), (-300, True), (300, True), (301, False), (None, False)]
+)
+def test_up_to_five_minutes_between_signing_and_sending_are_accepted_and_no_unknown_age(
+    late: float | None, is_accepted: bool
+) -> None:
+    near = None if late is None else AT + timedelta(seconds=late)
+    found = signature_fault([SECRET], SIGNED, BODY, signed_near=near)
+    assert found == "" if is_accepted else "five minutes" in found
+
+
+BROKEN = "none of the known secrets"
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        *(({name: None}, f"no {name}") for name in (ID, TIMESTAMP, SIGNATURE)),
+        ({SIGNATURE: "v1,AAAA"}, BROKEN),
+        ({SIGNATURE: "g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="}, BROKEN),
+        ({SIGNATURE: "v1a,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="}, BROKEN),
+        ({SIGNATURE: "\N{SNOWMAN} ,,,"}, BROKEN),
+        ({ID: "another"}, BROKEN),
+        ({TIMESTAMP: "1614265331"}, BROKEN),
+        *(
+            ({TIMESTAMP: text}, "unreadable")
+            for text in ("soon", "9" * 30, "9" * 5000, "1e9", "nan", "-99999999999999")
+        ),
+    ],
+)
+def test_a_header_that_is_missing_changed_or_unreadable_is_told(
+    changed: dict[str, str | None], expected: str
+) -> None:
+    given = {name: value for name, value in {**SIGNED, **changed}.items() if value is not None}
+    assert expected in fault(given)
+
+
+@pytest.mark.parametrize(("body", "another"), [(BODY, BODY + b" "), (b"\xff\xfe", b"\xfe\xff")])
+def test_whatever_bytes_are_changed_break_the_signature(body: bytes, another: bytes) -> None:
+    signed = sign([SECRET], MESSAGE, AT, body)
+    assert fault(signed, body=body) == ""
+    assert BROKEN in fault(signed, body=another)

@@ -16,6 +16,7 @@ from bridge.errors import ImdsError
 from bridge.imds import client as client_module
 from bridge.imds.client import ImdsClient
 from tests.support.clock import MovedClock
+from tests.support.only import only
 
 ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"name":"x"}'
 
@@ -116,8 +117,7 @@ def test_an_approval_names_events_and_maybe_incarnation(
 ) -> None:
     settings = ImdsSettings.model_validate({"endpoint": "http://imds.invalid", "api_version": version})
     ImdsClient(settings, clock=slow.clock).approve(["A", "b"], incarnation=5)
-    (request,) = slow.sent
-    head, _, content = request.partition(b"\r\n\r\n")
+    head, _, content = only(slow.sent).partition(b"\r\n\r\n")
     assert head.startswith(f"POST /metadata/scheduledevents?api-version={version} HTTP/1.1".encode())
     assert json.loads(content) == {"StartRequests": [{"EventId": "A"}, {"EventId": "b"}], **more}
     assert slow.waited() == [10]

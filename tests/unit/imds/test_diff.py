@@ -12,6 +12,7 @@ from bridge.imds.diff import GRACE_SECONDS, Watch
 from bridge.imds.document import Document, parse_document
 from bridge.lab.imds import render_document
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry
+from tests.support.only import only
 
 THIRD = "0F5B4F0E-5D6D-4B2C-9A55-7C1D4A0F8E11"
 REDEPLOY = "A1B6E1B8-57E5-4E5F-8C0B-6B3C6F4A2D01"
@@ -48,7 +49,7 @@ def test_events_in_the_first_document_are_new_with_the_status_that_they_have() -
 
 def test_a_change_names_what_changed_and_what_was_before() -> None:
     watcher = Watcher(document(1, entry()), document(2, entry(status="Started")))
-    (change,) = watcher.changes
+    change = only(watcher.changes)
     assert change.changed == ("EventStatus", "NotBefore")
     assert change.previous is not None
     assert change.previous.status == "scheduled"
@@ -56,7 +57,7 @@ def test_a_change_names_what_changed_and_what_was_before() -> None:
 
 def test_an_early_warning_is_advised_whatever_changes_until_it_is_scheduled_or_ends() -> None:
     warning, _ = recorded("rebalance-advisory")
-    (event,) = warning.events.values()
+    event = only(warning.events.values())
     watcher = Watcher(document(6))
     assert watcher.see(warning) == [f"advised {event.event_id}"]
     for number, raw in enumerate(

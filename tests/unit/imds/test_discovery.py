@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.imds.discovery import search
-from tests.support.diff import steady
+from tests.support.diff import steady, trials
 from tests.support.paths import DATA
 
 LEASES = DATA / "leases"
@@ -161,7 +161,7 @@ def test_what_cannot_be_read_or_listed_is_skipped(tmp_path: Path, monkeypatch: p
 BYTES = st.binary(max_size=300) | st.text('0123456789abcdef:;"\\\n{}<>', max_size=60).map(str.encode)
 
 
-@settings(steady, max_examples=60)
+@settings(steady, max_examples=trials(60))
 @given(content=BYTES, variable=st.text())
 def test_no_content_of_a_lease_or_variable_raises_or_gives_nonsense(content: bytes, variable: str) -> None:
     with tempfile.TemporaryDirectory() as folder:

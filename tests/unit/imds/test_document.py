@@ -13,6 +13,7 @@ from bridge.imds.diff import Watch
 from bridge.imds.document import Document, ScheduledEvent, fold_name, is_among, names, parse_document
 from bridge.lab.imds import EVENT_VERSIONS, render_document
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry
+from tests.support.only import only
 
 INSTANT = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
 
@@ -21,9 +22,8 @@ def event(**fields: Any) -> ScheduledEvent:
     return ScheduledEvent(raw=entry(**fields))
 
 
-def only(found: Document) -> ScheduledEvent:
-    (one,) = found.events.values()
-    return one
+def only_event(found: Document) -> ScheduledEvent:
+    return only(found.events.values())
 
 
 # The document
@@ -33,7 +33,7 @@ def only(found: Document) -> ScheduledEvent:
 def test_the_document_of_every_api_version_is_read(version: str) -> None:
     shown = render_document(7, [entry(Resources=["web-0", "web-1"])], version)
     found = parse_document(json.dumps(shown).encode())
-    one = only(found)
+    one = only_event(found)
     assert (found.raw, found.incarnation, found.invalid_entries) == (shown, 7, ())
     assert (one.event_id, one.key, one.status) == (FIRST, FIRST.lower(), "scheduled")
     assert one.not_before == INSTANT
@@ -100,29 +100,27 @@ def test_events_that_are_null_are_none_and_unknown_fields_of_the_document_are_ke
     assert (found.events, found.raw["Region"]) == ({}, {"a": [1]})
 
 
-def assert_kept(answer: bytes, name: str, value: Any) -> None:
-    """Check that a property is read, and is the same after it was saved."""
-    found = parse_document(answer)
-    assert next(iter(found.events.values())).raw[name] == value
+DEEP = b"[" * 90 + b"]" * 90
+NOT_WRITTEN_BACK = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 301, "9" * 5000)
+WRITTEN_BACK = (b"12345678901234567890", b"-" + b"9" * 299, b"1.5", b"1e3", b"0", DEEP, rb'"\ud800"')
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        *((number.encode(), number) for number in NOT_WRITTEN_BACK),
+        *((written, json.loads(written)) for written in WRITTEN_BACK),
+        (b'"\xff\xfe"', "\ufffd" * 2),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_a_value_is_kept_as_a_text_where_json_or_python_cannot_write_it_back(
+    written: bytes, value: Any
+) -> None:
+    found = parse_document(body(5, entry(Extra="HERE"), entry(SECOND)).replace(b'"HERE"', written))
+    assert found.events[FIRST.lower()].raw["Extra"] == value
+    assert SECOND.lower() in found.events
     assert Watch.load(Watch(document=found).dump()).document == found
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 301, "9" * 5000])
-def test_a_number_that_json_or_python_cannot_write_back_is_kept_as_text(number: str) -> None:
-    answer = body(5, entry(Extra="HERE"), entry(SECOND)).replace(b'"HERE"', number.encode())
-    assert_kept(answer, "Extra", number)
-    assert SECOND.lower() in parse_document(answer).events
-    for other in ("12345678901234567890", "-" + "9" * 299, "1.5", "1e3", "0"):
-        assert_kept(
-            body(5, entry(Extra="HERE")).replace(b'"HERE"', other.encode()), "Extra", json.loads(other)
-        )
-
-
-def test_a_lone_surrogate_deep_values_and_invalid_utf8_are_kept_as_far_as_they_can_be() -> None:
-    assert_kept(rb'{"Events": [{"EventId": "a", "Extra": "\ud800"}]}', "Extra", "\ud800")
-    deep = json.loads("[" * 90 + "]" * 90)
-    assert_kept(body(5, entry(Extra=deep)), "Extra", deep)
-    assert_kept(body(5, entry(Extra="HERE")).replace(b"HERE", b"\xff\xfe"), "Extra", "\ufffd" * 2)
 
 
 # One entry of Events
@@ -146,7 +144,7 @@ def test_an_event_id_is_compared_without_case_and_kept_as_received() -> None:
         assert one.content == event(event_id=FIRST).content
     twin = entry(FIRST.lower(), "Started")
     found = document(5, entry(FIRST), twin)
-    assert only(found).event_id == FIRST
+    assert only_event(found).event_id == FIRST
     assert found.invalid_entries == (twin,)
 
 
@@ -154,7 +152,7 @@ def test_an_event_id_is_compared_without_case_and_kept_as_received() -> None:
 @pytest.mark.parametrize("value", [..., None, "", [], {}, 5, "nonsense"], ids=repr)
 def test_any_other_field_may_be_missing_null_empty_or_invalid(name: str, value: Any) -> None:
     given = {key: value for key, value in {**entry(), name: value}.items() if value is not ...}
-    one = only(document(5, given))
+    one = only_event(document(5, given))
     assert (type(one.status), type(one.resources), one.event_id) == (str, tuple, FIRST)
     assert one.content["EventId"] == FIRST.lower()
 
@@ -167,8 +165,7 @@ def test_a_status_is_read_without_case_and_empty_if_it_is_not_a_text(given: Any)
 def test_a_not_before_is_an_instant_or_none() -> None:
     assert event(NotBefore=NOT_BEFORE).not_before == INSTANT
     assert event(NotBefore="2022-04-11T22:26:58.1234567Z").not_before == INSTANT.replace(microsecond=123_456)
-    nothing: list[Any] = ["", "soon", None, ..., 1649715000, 0.5, True, [NOT_BEFORE], {}, "9" * 5000]
-    assert {event(NotBefore=given).not_before for given in nothing} == {None}
+    assert event(NotBefore="soon").not_before is event(NotBefore=...).not_before is None
 
 
 def test_names_are_read_from_a_list_or_a_single_text() -> None:

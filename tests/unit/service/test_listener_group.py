@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from datetime import timedelta
-from email.utils import format_datetime
 from typing import Any
 
 import pytest
 
 from tests.support.listener import ListenerRig, MakeListener
-from tests.support.machine import Machine, program
+from tests.support.machine import program
+from tests.support.only import only
 
 DRAIN, FIRST, SECOND = program(), program("first"), program("second")
 TIMEOUT = {"run_timeout_seconds": 60}
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return Machine()
-
-
-@pytest.fixture
-def make_rig(make_listener: MakeListener, machine: Machine) -> MakeListener:
+def make_rig(make_listener: MakeListener) -> MakeListener:
     """Make a listener with one auto rule that prepares, unless others are given."""
 
     def make(*, auto: list[dict[str, Any]] | None = None, **rule: Any) -> ListenerRig:
         more = {name: rule.pop(name) for name in ("policy", "dry_run") if name in rule}
         rules = auto or [{"run": [DRAIN], "group": True, **TIMEOUT, **rule}]
-        return make_listener(**{"policy": {"allow": [{}]}, **more}, auto=rules, make_run=machine.make)
+        return make_listener(**{"policy": {"allow": [{}]}, **more}, auto=rules)
 
     return make
 
@@ -39,77 +32,43 @@ def rig(make_rig: MakeListener) -> ListenerRig:
     return make_rig()
 
 
-def notice(rig: ListenerRig, seconds: float) -> str:
-    return format_datetime(rig.clock.now() + timedelta(seconds=seconds), usegmt=True)
-
-
 # Prepare, do not approve
 
 
 @pytest.mark.parametrize("event_type", ["Reboot", "Terminate"])
 def test_every_vm_prepares_for_an_event_of_several_and_none_approves_it(
-    rig: ListenerRig, machine: Machine, event_type: str
+    rig: ListenerRig, event_type: str
 ) -> None:
-    event = rig.imds.schedule("web-1", "WEB-0", EventType=event_type)
-    rig.run(2)
-    assert len(machine.running) == 1
+    event = rig.announce("web-1", "WEB-0", EventType=event_type, wait=2)
+    assert len(rig.machine.running) == 1
     rig.clock.advance(7)
-    machine.finish(code=0)
-    rig.run(60)
-    (prepared,) = rig.prepared()
+    rig.end_programs(wait=60)
+    prepared = only(rig.prepared())
     data = prepared["data"]
     assert (prepared["subject"], prepared["correlationid"], prepared["partitionkey"]) == (event,) * 3
     assert (data["EventId"], data["EventType"], data["Resources"]) == (event, event_type, ["web-1", "WEB-0"])
     assert (data["NotBeforeUtc"], data["Vm"]["Name"]) == ("2037-01-19T22:26:58.000Z", "web-0")
     assert data["DurationSeconds"] >= 7
-    assert (rig.imds.posts, rig.receipts(), len(machine.runs)) == ([], [], 1)
+    assert (rig.imds.posts, rig.receipts(), len(rig.machine.runs)) == ([], [], 1)
     assert rig.why(event) == "prepared; it names several VMs, so no rule approves it"
 
 
-def test_an_event_of_this_vm_alone_is_prepared_and_approved(rig: ListenerRig, machine: Machine) -> None:
-    event = rig.imds.schedule()
-    rig.run()
-    machine.finish(code=0)
-    rig.run(2)
-    assert (rig.imds.approved, len(rig.prepared()), rig.reasons()) == ([event], 1, ["approved"])
-
-
-def test_a_failed_program_is_a_receipt_needs_a_person_and_prepares_nothing(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    event = rig.imds.schedule("web-0", "web-1")
-    rig.run()
-    machine.finish(code=1)
-    rig.run(30)
-    assert (rig.prepared(), rig.reasons(), len(machine.runs)) == ([], ["not_prepared"], 2)
-    (shown,) = rig.listener.status().auto or ()
-    assert (shown.EventId, shown.NeedsPerson) == (event, True)
-    assert rig.programs == {"failed": 1}
-
-
 @pytest.mark.parametrize("resources", [["web-0", ""], ["web-0", None], ["web-0", 7]])
-def test_resources_that_cannot_be_read_may_be_other_vms(
-    rig: ListenerRig, machine: Machine, resources: list[Any]
-) -> None:
-    rig.imds.schedule(Resources=resources)
-    rig.run(2)
-    machine.finish(code=0)
-    rig.run(5)
+def test_resources_that_cannot_be_read_may_be_other_vms(rig: ListenerRig, resources: list[Any]) -> None:
+    rig.announce(Resources=resources, wait=2)
+    rig.end_programs(wait=5)
     assert (rig.imds.posts, len(rig.prepared())) == ([], 1)
 
 
 def test_a_command_approves_a_prepared_event_of_several_vms_and_one_whose_program_runs_or_failed(
-    rig: ListenerRig, machine: Machine
+    rig: ListenerRig,
 ) -> None:
     for result, detail in ((0, ""), (None, "its program had not ended"), (3, "its program had failed")):
-        event = rig.imds.schedule("web-0", "web-1")
-        rig.run(1)
+        event = rig.announce("web-0", "web-1", wait=1)
         if result is not None:
-            machine.finish(code=result)
-        rig.run(2)
+            rig.end_programs(wait=2, code=result)
         assert rig.decide(event, id=f"c{result}")["Detail"] == detail
-        machine.finish(code=0)
-        rig.run(2)
+        rig.end_programs()
     assert len(rig.imds.approved) == 3
     assert len(rig.prepared()) == 2
 
@@ -118,238 +77,180 @@ def test_a_command_approves_a_prepared_event_of_several_vms_and_one_whose_progra
     "change", [{"NotBefore": "Tue, 20 Jan 2037 22:26:58 GMT"}, {"Resources": ["web-0"]}], ids=str
 )
 def test_a_prepared_event_that_changes_is_so_as_it_is_and_one_that_shrinks_to_this_vm_is_approved(
-    rig: ListenerRig, machine: Machine, change: dict[str, Any]
+    rig: ListenerRig, change: dict[str, Any]
 ) -> None:
-    event = rig.imds.schedule("web-0", "web-1")
-    rig.run()
-    machine.finish(code=0)
-    rig.run(2)
-    rig.imds.change(event, **change)
-    rig.run(3)
-    assert (len(machine.runs), len({one["id"] for one in rig.prepared()})) == (1, 2)
+    event = rig.prepare("web-0", "web-1")
+    rig.change(event, **change, wait=3)
+    assert (len(rig.machine.runs), len({one["id"] for one in rig.prepared()})) == (1, 2)
     assert rig.imds.approved == ([event] if "Resources" in change else [])
 
 
 # Which rule decides
 
 
-def test_the_first_rule_in_the_file_decides_also_where_it_only_prepares(
-    make_rig: MakeListener, machine: Machine
-) -> None:
+def test_the_first_rule_in_the_file_decides_also_where_it_only_prepares(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"run": [DRAIN], "group": True}, {"group": True}])
-    rig.imds.schedule("web-0", "web-1")
-    rig.run(2)
-    machine.finish(code=0)
-    rig.run(60)
+    rig.announce("web-0", "web-1", wait=2)
+    rig.end_programs(wait=60)
     assert (rig.imds.posts, len(rig.prepared())) == ([], 1)
 
 
 def test_the_first_rule_decides_although_a_later_one_waits_less(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"group": True}, {"event_type": ["Reboot"], "group": True, "max_unavailable": 5}])
-    event = rig.imds.schedule("web-1", "web-0")
-    rig.run(8)
+    event = rig.announce("web-1", "web-0", wait=8)
     assert rig.imds.posts == []
     rig.run(5)
     assert rig.imds.approved == [event]
 
 
 def test_the_rule_that_began_decides_until_its_program_has_ended_and_a_result_counts_for_its_own_rule(
-    make_rig: MakeListener, machine: Machine
+    make_rig: MakeListener,
 ) -> None:
     rig = make_rig(auto=[{"run": [FIRST], "min_notice_seconds": 60}, {"run": [SECOND]}])
-    event = rig.imds.schedule(NotBefore=notice(rig, 90))
-    rig.run(40)
-    assert [run.command for run in machine.runs] == [(FIRST,)]
-    machine.finish(code=0)
-    rig.run(2)
-    assert ([run.command for run in machine.runs], rig.imds.posts) == ([(FIRST,), (SECOND,)], [])
-    machine.finish(code=0)
-    rig.run(2)
+    event = rig.announce(NotBefore=rig.notice(90), wait=40)
+    assert rig.machine.names == [FIRST]
+    rig.end_programs()
+    assert (rig.machine.names, rig.imds.posts) == ([FIRST, SECOND], [])
+    rig.end_programs()
     assert rig.imds.approved == [event]
 
 
-def test_a_failure_of_one_rules_program_does_not_decide_for_the_next_rule(
-    make_rig: MakeListener, machine: Machine
-) -> None:
+def test_a_failure_of_one_rules_program_does_not_decide_for_the_next_rule(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"run": [FIRST], "min_notice_seconds": 60}, {"run": [SECOND]}])
-    event = rig.imds.schedule(NotBefore=notice(rig, 90))
-    rig.run(28)
-    machine.finish(code=1)
-    rig.run(4)
+    event = rig.announce(NotBefore=rig.notice(90), wait=28)
+    rig.end_programs(wait=4, code=1)
     assert rig.imds.posts == []
-    machine.finish(code=0)
-    rig.run(2)
-    assert ([run.command for run in machine.runs], rig.imds.approved) == (
-        [(FIRST,), (SECOND,)],
-        [event],
-    )
+    rig.end_programs()
+    assert (rig.machine.names, rig.imds.approved) == ([FIRST, SECOND], [event])
     assert rig.reasons() == ["not_prepared", "approved"]
 
 
 @pytest.mark.parametrize(
-    ("rule", "event", "why"),
+    ("settings", "resources", "why"),
     [
-        (
-            {"run": [DRAIN]},
-            {"Resources": ["web-0", "web-1"]},
-            "several VMs, and auto rule 1 is not for those",
-        ),
-        ({"event_type": ["Freeze"]}, {}, "no auto rule matches"),
-        ({"group": True}, {"Resources": ["web-1", "web-0"]}, "before this one in Resources approve it first"),
-        ({"max_unavailable": 1}, {}, "settling"),
+        ({"auto": [{}], "policy": {"deny": [{}]}}, ["web-0"], "a deny rule matches"),
+        ({"auto": [{"run": [DRAIN]}]}, ["web-0", "web-1"], "several VMs, and auto rule 1 is not for those"),
+        ({"auto": [{"event_type": ["Freeze"]}]}, ["web-0"], "no auto rule matches"),
+        ({"auto": [{"group": True}]}, ["web-1", "web-0"], "before this one in Resources approve it first"),
+        ({"auto": [{"max_unavailable": 1}]}, ["web-0"], "settling"),
     ],
 )
 def test_what_a_rule_leaves_alone_has_its_reason_in_the_status_and_once_in_the_log_and_no_receipt(
-    make_rig: MakeListener, caplog: pytest.LogCaptureFixture, rule: Any, event: Any, why: str
+    make_rig: MakeListener, caplog: pytest.LogCaptureFixture, settings: Any, resources: Any, why: str
 ) -> None:
-    rig = make_rig(auto=[rule])
-    event_id = rig.imds.schedule(**event)
+    rig = make_rig(**settings)
+    event_id = rig.imds.schedule(*resources)
     with caplog.at_level(logging.INFO):
         rig.run(4)
     assert why in rig.why(event_id)
     assert sum(why in line for line in caplog.messages) == 1
-    assert rig.receipts() == []
-
-
-def test_a_deny_rule_is_a_reason_too(make_rig: MakeListener) -> None:
-    rig = make_rig(policy={"deny": [{}]}, auto=[{}])
-    event = rig.imds.schedule()
-    rig.run(2)
-    assert rig.why(event) == "a deny rule matches"
+    assert (rig.receipts(), rig.imds.posts) == ([], [])
 
 
 # Turns
 
 
-def test_programs_wait_for_their_turn_and_say_behind_whom(make_rig: MakeListener, machine: Machine) -> None:
+def test_programs_wait_for_their_turn_and_say_behind_whom(make_rig: MakeListener) -> None:
     rig = make_rig(max_unavailable=1)
-    first = rig.imds.schedule("web-3", NotBefore=notice(rig, 600))
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
-    rig.run(20)
-    assert machine.runs == []
+    first = rig.imds.schedule("web-3", NotBefore=rig.notice(600))
+    own = rig.announce("web-0", NotBefore=rig.notice(900), wait=20)
+    assert rig.machine.runs == []
     assert rig.why(own) == "waits for its turn behind web-3 (Reboot, in 10 min)"
-    rig.imds.remove(first)
-    rig.run(4)
-    assert (machine.runs, rig.why(own)) == ([], "settling")
+    rig.remove(first, wait=4)
+    assert (rig.machine.runs, rig.why(own)) == ([], "settling")
     rig.run(3)
-    assert len(machine.running) == 1
-    machine.finish(code=0)
-    rig.run(2)
+    assert len(rig.machine.running) == 1
+    rig.end_programs()
     assert rig.imds.approved == [own]
 
 
 def test_at_the_deadline_a_program_starts_without_a_turn_but_nothing_is_approved_beside_others(
-    make_rig: MakeListener, machine: Machine
+    make_rig: MakeListener,
 ) -> None:
     rig = make_rig(max_unavailable=1)
     rig.imds.schedule("web-3", EventStatus="Started", NotBefore="")
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 100))
-    rig.run(28)
-    assert machine.runs == []
+    own = rig.announce("web-0", NotBefore=rig.notice(100), wait=28)
+    assert rig.machine.runs == []
     rig.run(5)
-    assert len(machine.running) == 1
-    machine.finish(code=0)
-    rig.run(10)
+    assert len(rig.machine.running) == 1
+    rig.end_programs(wait=10)
     assert rig.imds.posts == []
     assert rig.why(own).startswith("prepared, waits for its turn behind web-3 (Reboot")
 
 
 def test_an_event_with_a_turn_is_not_approved_beside_one_that_is_past_its_deadline(
-    make_rig: MakeListener, machine: Machine
+    make_rig: MakeListener,
 ) -> None:
     rig = make_rig(max_unavailable=1)
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
-    rig.run(7)
-    late = rig.imds.schedule("web-3", NotBefore=notice(rig, 60))
-    machine.finish(code=0)
-    rig.run(10)
+    own = rig.announce("web-0", NotBefore=rig.notice(900), wait=7)
+    late = rig.imds.schedule("web-3", NotBefore=rig.notice(60))
+    rig.end_programs(wait=10)
     assert rig.imds.posts == []
     assert rig.why(own).startswith("prepared, approval waits behind web-3")
-    rig.imds.remove(late)
-    rig.run(2)
+    rig.remove(late, wait=2)
     assert rig.imds.approved == [own]
 
 
-def test_a_turn_is_kept_over_a_restart(make_rig: MakeListener, machine: Machine) -> None:
+def test_a_turn_is_kept_over_a_restart(make_rig: MakeListener) -> None:
     rig = make_rig(max_unavailable=1)
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
-    rig.run(7)
-    rig.imds.schedule("web-3", NotBefore=notice(rig, 300))
+    own = rig.announce("web-0", NotBefore=rig.notice(900), wait=7)
+    rig.imds.schedule("web-3", NotBefore=rig.notice(300))
     rig.restart()
-    machine.runs.clear()
+    rig.machine.runs.clear()
     rig.run(1)
-    assert len(machine.running) == 1
-    machine.finish(code=0)
-    rig.run(2)
+    assert len(rig.machine.running) == 1
+    rig.end_programs()
     assert rig.imds.approved == [own]
 
 
 @pytest.mark.parametrize("status", ["Scheduled", "Started"])
 def test_a_turn_of_another_vm_counts_for_five_minutes_after_a_reset_has_lost_its_event(
-    make_rig: MakeListener, machine: Machine, status: str
+    make_rig: MakeListener, status: str
 ) -> None:
     rig = make_rig(max_unavailable=1)
     rig.imds.incarnation = 100
-    other = rig.imds.schedule("web-3", NotBefore=notice(rig, 3600))
-    rig.run(7)
-    rig.imds.change(other, EventStatus=status)
-    rig.run(2)
+    other = rig.announce("web-3", NotBefore=rig.notice(3600), wait=7)
+    rig.change(other, EventStatus=status, wait=2)
     rig.imds.incarnation = 0
-    rig.imds.show()
-    rig.run(2)
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
-    rig.run(290)
-    assert (machine.runs, "waits for its turn behind web-3" in rig.why(own)) == ([], True)
+    rig.show(wait=2)
+    own = rig.announce("web-0", NotBefore=rig.notice(900), wait=290)
+    assert (rig.machine.runs, "waits for its turn behind web-3" in rig.why(own)) == ([], True)
     rig.run(20)
-    assert len(machine.running) == 1
+    assert len(rig.machine.running) == 1
 
 
 @pytest.mark.parametrize("not_before", [None, ""])
 def test_an_event_without_a_not_before_is_prepared_at_once(
-    make_rig: MakeListener, machine: Machine, not_before: str | None
+    make_rig: MakeListener, not_before: str | None
 ) -> None:
     rig = make_rig(max_unavailable=1)
-    rig.imds.schedule("web-3", NotBefore=notice(rig, 600))
-    rig.imds.schedule("web-0", NotBefore=not_before)
-    rig.run()
-    assert len(machine.running) == 1
+    rig.imds.schedule("web-3", NotBefore=rig.notice(600))
+    rig.announce("web-0", NotBefore=not_before)
+    assert len(rig.machine.running) == 1
 
 
-def test_a_terminate_neither_waits_nor_counts(make_rig: MakeListener, machine: Machine) -> None:
+def test_a_terminate_neither_waits_nor_counts(make_rig: MakeListener) -> None:
     rig = make_rig(max_unavailable=1)
-    rig.imds.schedule("web-3", NotBefore=notice(rig, 600))
-    own = rig.imds.schedule("web-0", EventType="Terminate", NotBefore=notice(rig, 900))
-    rig.run()
-    machine.finish(code=0)
-    rig.run(2)
+    rig.imds.schedule("web-3", NotBefore=rig.notice(600))
+    own = rig.prepare("web-0", EventType="Terminate", NotBefore=rig.notice(900))
     assert rig.imds.approved == [own]
 
 
 def test_a_rule_without_a_program_waits_for_its_turn_without_a_deadline(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"max_unavailable": 1}])
-    first = rig.imds.schedule("web-3", NotBefore=notice(rig, 60))
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 90))
-    rig.run(85)
+    first = rig.imds.schedule("web-3", NotBefore=rig.notice(60))
+    own = rig.announce("web-0", NotBefore=rig.notice(90), wait=85)
     assert rig.imds.posts == []
-    rig.imds.remove(first)
-    rig.run(7)
+    rig.remove(first, wait=7)
     assert rig.imds.approved == [own]
 
 
 def test_a_command_passes_by_the_turns(make_rig: MakeListener) -> None:
     rig = make_rig(max_unavailable=1)
-    rig.imds.schedule("web-3", NotBefore=notice(rig, 600))
-    own = rig.imds.schedule("web-0", NotBefore=notice(rig, 900))
-    rig.run(2)
+    rig.imds.schedule("web-3", NotBefore=rig.notice(600))
+    own = rig.announce("web-0", NotBefore=rig.notice(900), wait=2)
     data = rig.decide(own)
     assert (data["Reason"], data["Detail"]) == ("approved", "its program had not ended")
-
-
-def test_each_vm_approves_in_its_turn_with_group_and_without_a_program(make_rig: MakeListener) -> None:
-    rig = make_rig(auto=[{"group": True}])
-    event = rig.imds.schedule("web-1", "web-0")
-    rig.run(15)
-    assert rig.imds.approved == [event]  # web-1 has approved it before, which no document shows
 
 
 # Starting unprepared
@@ -357,36 +258,28 @@ def test_each_vm_approves_in_its_turn_with_group_and_without_a_program(make_rig:
 
 @pytest.mark.parametrize("code", [0, 1, None])
 def test_an_event_that_starts_unprepared_is_counted_and_logged_once(
-    rig: ListenerRig, machine: Machine, caplog: pytest.LogCaptureFixture, code: int | None
+    rig: ListenerRig, caplog: pytest.LogCaptureFixture, code: int | None
 ) -> None:
-    event = rig.imds.schedule("web-0", "web-1")
-    rig.run()
+    event = rig.announce("web-0", "web-1")
     if code is not None:
-        machine.finish(code=code)
-    rig.imds.change(event, EventStatus="Started", NotBefore="")
-    rig.run(10)
+        rig.machine.finish(code=code)
+    rig.change(event, EventStatus="Started", NotBefore="", wait=10)
     is_prepared = code == 0
     assert rig.programs["unprepared"] == (not is_prepared)
     assert sum("has started unprepared" in line for line in caplog.messages) == (not is_prepared)
     assert len(rig.prepared()) == is_prepared
 
 
-def test_what_a_program_has_prepared_is_committed_with_its_record_before_any_post(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    rig.imds.schedule()
-    rig.run()
-    machine.finish(code=0)
-    rig.run(1)
-    (prepared,) = rig.prepared()
-    assert json.dumps(prepared)
+def test_what_a_program_has_prepared_is_committed_with_its_record_before_any_post(rig: ListenerRig) -> None:
+    rig.announce()
+    rig.end_programs(wait=1)
+    prepared = only(rig.prepared())
     assert prepared["reporter"] == "web-0/listen"
     assert int(prepared["reporterseq"]) < int(rig.receipts()[0]["reporterseq"])
 
 
-def test_a_dry_run_prepares_nothing(make_rig: MakeListener, machine: Machine) -> None:
+def test_a_dry_run_prepares_nothing(make_rig: MakeListener) -> None:
     rig = make_rig(dry_run=True, max_unavailable=1)
     rig.imds.schedule("web-0", "web-1")
-    rig.imds.schedule()
-    rig.run(20)
-    assert (machine.runs, rig.prepared(), rig.imds.posts) == ([], [], [])
+    rig.announce(wait=20)
+    assert (rig.machine.runs, rig.prepared(), rig.imds.posts) == ([], [], [])

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
-from email.utils import format_datetime
 from typing import Any
 
 import pytest
 
-from bridge.errors import ImdsError
 from tests.support.listener import ListenerRig, MakeListener
-from tests.support.machine import Machine, program
+from tests.support.machine import program
+from tests.support.only import only
 
 DRAIN = program()
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return Machine()
-
-
-@pytest.fixture
-def make_rig(make_listener: MakeListener, machine: Machine) -> MakeListener:
+def make_rig(make_listener: MakeListener) -> MakeListener:
     """Make a listener whose only auto rule, unless others are given, runs a program."""
 
     def make(*, auto: list[dict[str, Any]] | None = None, **rule: Any) -> ListenerRig:
         policy, dry_run = rule.pop("policy", {}), rule.pop("dry_run", False)
         rules = auto or [{"run": [DRAIN, "-v"], **rule}]
-        return make_listener(policy=policy, dry_run=dry_run, auto=rules, make_run=machine.make)
+        return make_listener(policy=policy, dry_run=dry_run, auto=rules)
 
     return make
 
@@ -47,26 +40,18 @@ def reasons(rig: ListenerRig) -> list[tuple[str, str, str]]:
     ]
 
 
-def notice(rig: ListenerRig, seconds: float) -> str:
-    """Return a NotBefore in so many seconds, as IMDS writes it."""
-    return format_datetime(rig.clock.now() + timedelta(seconds=seconds), usegmt=True)
-
-
-def test_an_event_is_approved_once_its_program_has_ended_with_0(rig: ListenerRig, machine: Machine) -> None:
-    event = rig.imds.schedule()
-    rig.run(5)
-    assert (rig.imds.posts, rig.receipts(), len(machine.runs)) == ([], [], 1)
-    machine.finish(code=0)
-    rig.run(5)
+def test_an_event_is_approved_once_its_program_has_ended_with_0(rig: ListenerRig) -> None:
+    event = rig.announce(wait=5)
+    assert (rig.imds.posts, rig.receipts(), len(rig.machine.runs)) == ([], [], 1)
+    rig.end_programs(wait=5)
     assert rig.imds.approved == [event]
     assert reasons(rig) == [("Accepted", "approved", "an auto rule")]
-    assert len(machine.runs) == 1
+    assert (len(rig.machine.runs), len(rig.prepared())) == (1, 1)
 
 
-def test_a_program_gets_the_event_as_it_is_published(rig: ListenerRig, machine: Machine) -> None:
-    event = rig.imds.schedule()
-    rig.run()
-    (run,) = machine.runs
+def test_a_program_gets_the_event_as_it_is_published(rig: ListenerRig) -> None:
+    event = rig.announce()
+    run = only(rig.machine.runs)
     published = json.loads(run.body)
     assert published["type"] == "io.imdsbridge.scheduledevent.scheduled.v1"
     assert (published["subject"], published["data"]["AffectsThisVm"]) == (event, True)
@@ -87,58 +72,49 @@ def test_a_program_gets_the_event_as_it_is_published(rig: ListenerRig, machine: 
     ],
 )
 def test_after_any_other_end_there_is_a_receipt_with_the_reason_and_the_program_is_tried_again_with_longer_pauses(
-    rig: ListenerRig, machine: Machine, end: dict[str, Any], detail: str
+    rig: ListenerRig, end: dict[str, Any], detail: str
 ) -> None:
-    event = rig.imds.schedule()
-    rig.run()
+    event = rig.announce()
     for pause in (5, 10, 20):
-        machine.finish(**end)
+        rig.machine.finish(**end)
         rig.run(pause - 1)
-        assert machine.running == []
+        assert rig.machine.running == []
         rig.run(2)
-        assert len(machine.running) == 1
-    assert (reasons(rig), rig.imds.posts) == ([("Rejected", "not_prepared", f"{DRAIN}: {detail}")], [])
+        assert len(rig.machine.running) == 1
+    assert reasons(rig) == [("Rejected", "not_prepared", f"{DRAIN}: {detail}")]
+    assert (rig.imds.posts, rig.prepared(), rig.programs) == ([], [], {"failed": 3})
+    assert only(rig.listener.status().auto or ()).NeedsPerson
     rig.restart()
-    machine.finish(code=0)
-    rig.run(1)
-    machine.finish(code=0)
-    rig.run(2)
+    rig.end_programs(wait=1)
+    rig.end_programs()
     assert (rig.reasons(), rig.imds.approved) == (["not_prepared", "approved"], [event])
 
 
-def test_a_program_that_ended_with_the_listener_runs_again(rig: ListenerRig, machine: Machine) -> None:
-    rig.imds.schedule()
-    rig.run()
+def test_a_program_that_ended_with_the_listener_runs_again(rig: ListenerRig) -> None:
+    rig.announce()
     rig.finish()
-    assert len(machine.ended) == 1
-    rig.restart()
-    rig.run()
-    assert len(machine.runs) == 2
+    assert len(rig.machine.ended) == 1
+    rig.restart(wait=0)
+    assert len(rig.machine.runs) == 2
 
 
 @pytest.mark.parametrize("seconds", [100, 30, 9, -3, None])
 @pytest.mark.parametrize("event_type", ["Preempt", "Reboot"])
 def test_a_program_starts_at_once_and_has_its_whole_time_however_short_the_notice_and_goes_on_at_the_start(
-    rig: ListenerRig, machine: Machine, event_type: str, seconds: float | None
+    rig: ListenerRig, event_type: str, seconds: float | None
 ) -> None:
-    not_before = "" if seconds is None else notice(rig, seconds)
-    event = rig.imds.schedule(EventType=event_type, NotBefore=not_before)
-    rig.run(1)
-    assert [run.timeout_seconds for run in machine.runs] == [600]
-    rig.imds.change(event, EventStatus="Started", NotBefore="")
-    rig.run(20)
-    machine.finish(code=0)
-    rig.run(2)
-    assert (machine.asked_to_end, rig.receipts(), rig.prepared(), rig.imds.posts) == ([], [], [], [])
+    not_before = "" if seconds is None else rig.notice(seconds)
+    event = rig.announce(EventType=event_type, NotBefore=not_before, wait=1)
+    assert [run.timeout_seconds for run in rig.machine.runs] == [600]
+    rig.change(event, EventStatus="Started", NotBefore="", wait=20)
+    rig.end_programs()
+    assert (rig.machine.asked_to_end, rig.receipts(), rig.prepared(), rig.imds.posts) == ([], [], [], [])
     assert rig.programs == {"succeeded": 1, "unprepared": 1}
 
 
-def test_no_program_starts_for_an_event_that_is_first_seen_started(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    rig.imds.schedule(EventStatus="Started", NotBefore="")
-    rig.run(5)
-    assert machine.runs == []
+def test_no_program_starts_for_an_event_that_is_first_seen_started(rig: ListenerRig) -> None:
+    rig.announce(EventStatus="Started", NotBefore="", wait=5)
+    assert rig.machine.runs == []
 
 
 @pytest.mark.parametrize(
@@ -152,56 +128,43 @@ def test_no_program_starts_for_an_event_that_is_first_seen_started(
     ids=str,
 )
 def test_a_change_that_leaves_the_event_this_vms_ends_no_program_and_its_result_counts_for_the_event_as_it_is(
-    make_rig: MakeListener, machine: Machine, change: dict[str, Any]
+    make_rig: MakeListener, change: dict[str, Any]
 ) -> None:
     rig = make_rig(group=True)
-    event = rig.imds.schedule()
-    rig.run()
-    rig.imds.change(event, **change)
-    rig.run(5)
-    assert (len(machine.runs), machine.asked_to_end) == (1, [])
-    machine.finish(code=0)
-    rig.run(2)
-    assert (len(machine.runs), len(rig.prepared())) == (1, 1)
+    event = rig.announce()
+    rig.change(event, **change, wait=5)
+    assert (len(rig.machine.runs), rig.machine.asked_to_end) == (1, [])
+    rig.end_programs()
+    assert (len(rig.machine.runs), len(rig.prepared())) == (1, 1)
     assert rig.imds.approved == ([] if "Resources" in change else [event])
 
 
-def test_a_program_of_an_event_that_becomes_another_is_ended_and_runs_again(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    event = rig.imds.schedule()
-    rig.run()
-    machine.is_slow_to_end = True
-    rig.imds.change(event, EventType="Redeploy")
-    rig.run(5)
-    assert len(machine.runs) == len(machine.asked_to_end) == 1
-    machine.finish(code=0)
-    rig.run(1)
-    assert (len(machine.runs), rig.imds.posts, rig.prepared()) == (2, [], [])
-    machine.finish(code=0)
-    rig.run(1)
+def test_a_program_of_an_event_that_becomes_another_is_ended_and_runs_again(rig: ListenerRig) -> None:
+    event = rig.announce()
+    rig.machine.is_slow_to_end = True
+    rig.change(event, EventType="Redeploy", wait=5)
+    assert len(rig.machine.runs) == len(rig.machine.asked_to_end) == 1
+    rig.end_programs(wait=1)
+    assert (len(rig.machine.runs), rig.imds.posts, rig.prepared()) == (2, [], [])
+    rig.end_programs(wait=1)
     assert rig.imds.posts == [(event,)]
 
 
 def leave_and_return(rig: ListenerRig, event: str) -> None:
     events = rig.imds.events
-    rig.imds.remove(event)
-    rig.run(3)
+    rig.remove(event, wait=3)
     rig.imds.show(*events)
 
 
 def start_and_return(rig: ListenerRig, event: str) -> None:
     events = rig.imds.events
-    rig.imds.change(event, EventStatus="Started", NotBefore="")
-    rig.run(3)
-    rig.imds.remove(event)
-    rig.run(3)
+    rig.change(event, EventStatus="Started", NotBefore="", wait=3)
+    rig.remove(event, wait=3)
     rig.imds.show(*events)
 
 
 def start_and_be_scheduled_again(rig: ListenerRig, event: str) -> None:
-    rig.imds.change(event, EventStatus="Started")
-    rig.run(3)
+    rig.change(event, EventStatus="Started", wait=3)
     rig.imds.change(event, EventStatus="Scheduled")
 
 
@@ -219,8 +182,7 @@ def return_during_a_restart(rig: ListenerRig, _event: str) -> None:
 
 
 def return_later(rig: ListenerRig, event: str) -> None:
-    rig.imds.remove(event)
-    rig.run(3)
+    rig.remove(event, wait=3)
     rig.imds.schedule(event_id=event, NotBefore="Tue, 20 Jan 2037 22:26:58 GMT")
 
 
@@ -258,21 +220,20 @@ def return_between_two_documents(rig: ListenerRig, event: str) -> None:
 )
 def test_an_event_that_was_seen_to_leave_is_prepared_again_and_any_new_stay_is_approved_again(
     rig: ListenerRig,
-    machine: Machine,
     come_back: Callable[[ListenerRig, str], None],
     counts: tuple[int, int, int],
 ) -> None:
     runs, posts, receipts = counts
-    event = rig.imds.schedule()
-    rig.run()
-    machine.finish(code=0)
-    rig.run(2)
+    event = rig.prepare()
     come_back(rig, event)
     rig.run(10)
-    assert len(machine.running) == runs - 1
-    machine.finish(code=0)
-    rig.run(2)
-    assert (len(machine.runs), len(rig.imds.posts), rig.reasons()) == (runs, posts, ["approved"] * receipts)
+    assert len(rig.machine.running) == runs - 1
+    rig.end_programs()
+    assert (len(rig.machine.runs), len(rig.imds.posts), rig.reasons()) == (
+        runs,
+        posts,
+        ["approved"] * receipts,
+    )
     assert (
         len({one["id"] for one in rig.receipts()}) == len({one["id"] for one in rig.prepared()}) == receipts
     )
@@ -280,138 +241,85 @@ def test_an_event_that_was_seen_to_leave_is_prepared_again_and_any_new_stay_is_a
 
 @pytest.mark.parametrize("same_boot", [True, False])
 def test_over_a_restart_a_preparation_counts_in_the_same_boot(
-    make_rig: MakeListener, machine: Machine, same_boot: bool
+    make_rig: MakeListener, same_boot: bool
 ) -> None:
     rig = make_rig(group=True)
-    rig.imds.schedule("web-0", "web-1")
-    rig.run()
-    machine.finish(code=0)
-    rig.run(2)
+    rig.prepare("web-0", "web-1")
     rig.boot_id = rig.boot_id if same_boot else ""  # not known: each start counts as one
     rig.imds.show(*rig.imds.events)
-    rig.restart()
-    rig.run(5)
-    assert len(machine.runs) == (1 if same_boot else 2)
+    rig.restart(wait=5)
+    assert len(rig.machine.runs) == (1 if same_boot else 2)
 
 
-def test_a_drain_does_not_count_for_an_event_that_returns_before_it_was_posted(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    event = rig.imds.schedule()
-    rig.run()
+def test_a_drain_does_not_count_for_an_event_that_returns_before_it_was_posted(rig: ListenerRig) -> None:
+    event = rig.announce()
     rig.imds.fail(429, methods=["approve"])
-    machine.finish(code=0)
-    rig.run(2)
+    rig.end_programs()
     leave_and_return(rig, event)
     rig.imds.restore()
     rig.run(10)
-    assert (rig.imds.approved, len(machine.running)) == ([], 1)
+    assert (rig.imds.approved, len(rig.machine.running)) == ([], 1)
 
 
 def test_a_post_without_an_outcome_is_answered_for_the_event_as_it_was_and_repeated_as_it_is(
-    rig: ListenerRig, machine: Machine
+    rig: ListenerRig,
 ) -> None:
     rig.imds.fail(500, methods=["approve"], count=1)
-    event = rig.imds.schedule()
-    rig.run()
-    machine.finish(code=0)
-    rig.run(1)
+    event = rig.announce()
+    rig.end_programs(wait=1)
     change_in_place(rig, event)
     rig.run(10)
     assert rig.reasons() == ["unknown_outcome", "approved"]
     assert "has changed or returned since" in reasons(rig)[0][2]
-    assert (len(rig.imds.posts), len(machine.runs), len(rig.prepared())) == (2, 1, 2)
+    assert (len(rig.imds.posts), len(rig.machine.runs), len(rig.prepared())) == (2, 1, 2)
 
 
-def test_a_program_of_an_event_that_has_gone_is_ended(rig: ListenerRig, machine: Machine) -> None:
-    event = rig.imds.schedule()
-    rig.run()
-    rig.imds.remove(event)
-    rig.run(2)
-    assert len(machine.ended) == 1
-    assert rig.receipts() == []
-
-
-def test_commands_are_decided_while_a_program_runs(make_rig: MakeListener, machine: Machine) -> None:
+def test_commands_are_decided_while_a_program_runs(make_rig: MakeListener) -> None:
     rig = make_rig(policy={"allow": [{"event_type": ["Freeze"]}]}, event_type=["Reboot"])
-    rig.imds.schedule()
-    rig.run()
+    rig.announce()
     other = rig.imds.schedule(EventType="Freeze")
     assert rig.decide(other)["Reason"] == "approved"
-    assert len(machine.running) == 1
+    assert len(rig.machine.running) == 1
 
 
-def test_programs_for_two_events_run_at_the_same_time(rig: ListenerRig, machine: Machine) -> None:
+def test_programs_for_two_events_run_at_the_same_time(rig: ListenerRig) -> None:
     events = {rig.imds.schedule(), rig.imds.schedule()}
     rig.run()
-    assert {run.data["EventId"] for run in machine.runs} == events
-    assert len(machine.running) == 2
+    assert {run.data["EventId"] for run in rig.machine.runs} == events
+    assert len(rig.machine.running) == 2
 
 
 @pytest.mark.parametrize("fails", [None, "document", "approve"])
 def test_a_program_may_take_longer_than_commands_wait_for_imds(
-    make_rig: MakeListener, machine: Machine, fails: str | None
+    make_rig: MakeListener, fails: str | None
 ) -> None:
     rig = make_rig(run_timeout_seconds=3600)
-    event = rig.imds.schedule()
-    rig.run()
+    event = rig.announce()
     if fails:
         rig.imds.fail(429, methods=[fails])
     rig.run(700)
-    machine.finish(code=0)
-    rig.run(5)
+    rig.end_programs(wait=5)
     rig.imds.restore()
     rig.run(60)
     assert rig.imds.approved == [event]
     assert rig.reasons() == ["approved"]
 
 
-def test_a_rule_has_to_match_also_when_its_program_has_ended(
-    make_rig: MakeListener, machine: Machine
-) -> None:
+def test_a_rule_has_to_match_also_when_its_program_has_ended(make_rig: MakeListener) -> None:
     rig = make_rig(min_notice_seconds=60)
-    rig.imds.schedule(NotBefore=notice(rig, 100))
-    rig.run(45)
-    machine.finish(code=0)
-    rig.run(5)
-    assert len(machine.runs) == 1
+    rig.announce(NotBefore=rig.notice(100), wait=45)
+    rig.end_programs(wait=5)
+    assert len(rig.machine.runs) == 1
     assert (rig.imds.posts, rig.receipts()) == ([], [])
 
 
-def test_an_approval_that_falls_to_another_rule_waits_for_its_program(
-    make_rig: MakeListener, machine: Machine
-) -> None:
+def test_an_approval_that_falls_to_another_rule_waits_for_its_program(make_rig: MakeListener) -> None:
     rig = make_rig(auto=[{"min_notice_seconds": 60}, {"run": [DRAIN]}])
     rig.imds.fail(429, methods=["approve"])
-    event = rig.imds.schedule(NotBefore=notice(rig, 65))
-    rig.run(10)
-    assert len(machine.runs) == 1
+    event = rig.announce(NotBefore=rig.notice(65), wait=10)
+    assert len(rig.machine.runs) == 1
     rig.imds.restore()
     rig.run(5)
     assert rig.imds.approved == []
-    machine.finish(code=0)
-    rig.run(5)
+    rig.end_programs(wait=5)
     assert rig.imds.approved == [event]
-
-
-def test_a_dry_run_runs_no_program(make_rig: MakeListener, machine: Machine) -> None:
-    rig = make_rig(dry_run=True)
-    rig.imds.schedule()
-    rig.run(2)
-    assert (rig.reasons(), machine.runs, rig.imds.posts) == (["approved"], [], [])
-
-
-def test_after_a_kill_between_the_post_and_its_answer_the_post_is_repeated_but_not_the_program(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
-    event = rig.imds.schedule()
-    rig.run()
-    machine.finish(code=0)
-    rig.run(1)
-    assert len(rig.imds.posts) == 1
-    rig.restart()
-    rig.run(5)
-    assert (rig.imds.posts, len(machine.runs)) == ([(event,), (event,)], 1)
-    assert reasons(rig) == [("Accepted", "approved", "an auto rule")]
-    assert len(rig.prepared()) == 1

@@ -18,7 +18,8 @@ from bridge.service.answers import STAY
 from bridge.service.status import find_urgent
 from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig, MakeListener
-from tests.support.machine import Machine, program
+from tests.support.machine import program
+from tests.support.only import only
 from tests.support.outbox import FailingDisk, failing_disk, kill
 from tests.support.status import process_status
 
@@ -28,21 +29,16 @@ OTHER_VM = replace(WEB_0, vm_id="99999999-bd52-4150-9748-7190aae1ff21")
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return Machine()
-
-
-@pytest.fixture
 def disk() -> Iterator[FailingDisk]:
     with failing_disk() as disk:
         yield disk
 
 
 @pytest.fixture
-def make_rig(make_listener: MakeListener, machine: Machine) -> MakeListener:
+def make_rig(make_listener: MakeListener) -> MakeListener:
     def make(**rule: Any) -> ListenerRig:
         given = {name: value for name, value in {**RULE, **rule}.items() if value != ()}
-        return make_listener(policy={}, auto=[given], make_run=machine.make)
+        return make_listener(policy={}, auto=[given])
 
     return make
 
@@ -50,15 +46,6 @@ def make_rig(make_listener: MakeListener, machine: Machine) -> MakeListener:
 @pytest.fixture
 def rig(make_rig: MakeListener) -> ListenerRig:
     return make_rig()
-
-
-def prepared(rig: ListenerRig, machine: Machine, *resources: str, **event: Any) -> str:
-    """Announce an event and prepare the VM for it."""
-    key = rig.imds.schedule(*resources, **event)
-    rig.run()
-    machine.finish(code=0)
-    rig.run(2)
-    return key
 
 
 def told(rig: ListenerRig, name: str) -> list[dict[str, Any]]:
@@ -79,225 +66,184 @@ def restart(rig: ListenerRig, *rules: dict[str, Any], **more: Any) -> None:
     rig.restart(auto=tuple(AutoSettings(**one) for one in rules), **more)
 
 
-def test_recover_runs_once_the_event_is_over_and_is_published(rig: ListenerRig, machine: Machine) -> None:
-    event = prepared(rig, machine)
-    rig.imds.change(event, EventStatus="Started", NotBefore="")
-    rig.run(30)
-    assert machine.names == [DRAIN]
+def ask(rig: ListenerRig, what: str, *, wait: float) -> None:
+    """Ask for what `imds-bridge recover` does, and wait."""
+    rig.outbox.commit([], records={(STATE, REQUEST): what})
+    rig.run(wait)
+
+
+def test_recover_runs_once_the_event_is_over_and_is_published(rig: ListenerRig) -> None:
+    event = rig.prepare()
+    rig.change(event, EventStatus="Started", NotBefore="", wait=30)
+    assert rig.machine.names == [DRAIN]
     assert out_of_work(rig)[0].Why == f"until Reboot {event} is over"
-    rig.imds.remove(event)
-    rig.run(1)
-    assert machine.names == [DRAIN, RECOVER]
-    data = machine.runs[1].data
+    rig.remove(event, wait=1)
+    assert rig.machine.names == [DRAIN, RECOVER]
+    data = rig.machine.runs[1].data
     assert (data["EventId"], data["EventStatus"], data["VmRebooted"]) == (event, "Ended", False)
-    machine.finish(code=0)
-    rig.run(1)
-    (recovered,) = told(rig, "recovered")
+    rig.end_programs(wait=1)
+    recovered = only(told(rig, "recovered"))
     assert (recovered["EventId"], recovered["EventType"], out_of_work(rig)) == (event, "Reboot", [])
-    rig.restart()
-    rig.run(30)
-    assert machine.names == [DRAIN, RECOVER]
+    rig.restart(wait=30)
+    assert rig.machine.names == [DRAIN, RECOVER]
     assert rig.programs == {"succeeded": 1, "recover succeeded": 1}
 
 
 def test_what_is_owed_is_committed_before_the_program_starts_and_forgotten_with_what_tells_of_it(
-    rig: ListenerRig, machine: Machine
+    rig: ListenerRig,
 ) -> None:
     owed: list[Any] = []
-    machine.on_start = lambda _: owed.append(rig.outbox.record(STATE, OWED))
-    event = prepared(rig, machine)
-    rig.imds.remove(event)
-    rig.run(1)
+    rig.machine.on_start = lambda _: owed.append(rig.outbox.record(STATE, OWED))
+    event = rig.prepare()
+    rig.remove(event, wait=1)
     assert [[one["keys"] for one in each] for each in owed] == [[[event.lower()]], [[]]]
-    machine.finish(code=0)
-    rig.run(1)
+    rig.end_programs(wait=1)
     assert (rig.outbox.record(STATE, OWED), len(told(rig, "recovered"))) == ([], 1)
 
 
 def test_an_event_that_leaves_in_the_middle_of_the_program_recovers_after_the_program_has_ended(
-    rig: ListenerRig, machine: Machine
+    rig: ListenerRig,
 ) -> None:
-    machine.is_slow_to_end = True
-    event = rig.imds.schedule()
-    rig.run()
-    rig.imds.remove(event)
-    rig.run(4)
-    assert (machine.names, len(machine.asked_to_end)) == ([DRAIN], 1)
+    rig.machine.is_slow_to_end = True
+    event = rig.announce()
+    rig.remove(event, wait=4)
+    assert (rig.machine.names, len(rig.machine.asked_to_end), rig.receipts()) == ([DRAIN], 1, [])
     assert out_of_work(rig)[0].Why == f"until {DRAIN} has ended"
-    machine.finish(code=0)
-    rig.run(1)
-    assert machine.names == [DRAIN, RECOVER]
+    rig.end_programs(wait=1)
+    assert rig.machine.names == [DRAIN, RECOVER]
 
 
-def test_recover_waits_for_the_last_event_whatever_has_become_of_it(
-    make_rig: MakeListener, machine: Machine
-) -> None:
+def test_recover_waits_for_the_last_event_whatever_has_become_of_it(make_rig: MakeListener) -> None:
     rig = make_rig(max_duration_seconds=60)
-    first, second = prepared(rig, machine), prepared(rig, machine)
+    first, second = rig.prepare(), rig.prepare()
     rig.imds.remove(first)
     for change in ({"DurationInSeconds": 90}, {"Resources": ["web-0", None]}, {"EventStatus": "Odd"}):
-        rig.imds.change(second, **change)
-        rig.run(5)
-        assert machine.names == [DRAIN, DRAIN]
-    rig.imds.change(second, Resources=["web-1"])
-    rig.run(2)
-    assert machine.names == [DRAIN, DRAIN, RECOVER]
+        rig.change(second, **change, wait=5)
+        assert rig.machine.names == [DRAIN, DRAIN]
+    rig.change(second, Resources=["web-1"], wait=2)
+    assert rig.machine.names == [DRAIN, DRAIN, RECOVER]
 
 
-def test_what_cannot_be_read_is_not_absent(rig: ListenerRig, machine: Machine) -> None:
+def test_what_cannot_be_read_is_not_absent(rig: ListenerRig) -> None:
     rig.imds.incarnation = 100
-    event = prepared(rig, machine)
-    rig.imds.show({"EventId": 7})
-    rig.run(30)
-    assert (machine.names, "it is certain" in str(out_of_work(rig)[0].Why)) == ([DRAIN], True)
+    event = rig.prepare()
+    rig.show({"EventId": 7}, wait=30)
+    assert (rig.machine.names, "it is certain" in str(out_of_work(rig)[0].Why)) == ([DRAIN], True)
     rig.imds.incarnation = 0
-    rig.imds.show({"EventId": 7})
-    rig.run(1)
+    rig.show({"EventId": 7}, wait=1)
     rig.boot_id = "another"
-    rig.restart()
-    rig.run(5)
-    assert machine.names == [DRAIN]
-    rig.imds.show({"EventId": 7}, {"EventId": event, "Resources": ["web-0"], "EventStatus": "Started"})
-    rig.run(1)
+    rig.restart(wait=5)
+    assert rig.machine.names == [DRAIN]
+    rig.show({"EventId": 7}, {"EventId": event, "Resources": ["web-0"], "EventStatus": "Started"}, wait=1)
     rig.imds.show({"EventId": 7})  # one that never could
     rig.run(1)
-    assert machine.names == [DRAIN, RECOVER]
+    assert rig.machine.names == [DRAIN, RECOVER]
 
 
-def test_an_entry_that_cannot_be_read_holds_nothing_that_came_after_it(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    rig.imds.schedule("web-9")
-    rig.run(1)
+def test_an_entry_that_cannot_be_read_holds_nothing_that_came_after_it(rig: ListenerRig) -> None:
+    rig.announce("web-9", wait=1)
     rig.imds.show({"EventId": 7})  # perhaps the event of the other VM
     rig.run(1)
-    prepared(rig, machine)
-    rig.imds.show({"EventId": 7})
-    rig.run(3)
-    assert machine.names == [DRAIN, RECOVER]
+    rig.prepare()
+    rig.show({"EventId": 7}, wait=3)
+    assert rig.machine.names == [DRAIN, RECOVER]
 
 
 @pytest.mark.parametrize("status", ["Scheduled", "Started"])
 @pytest.mark.parametrize("boots", [True, False])
 def test_after_a_reset_in_the_same_boot_an_event_that_had_not_started_may_come_back_for_five_minutes(
-    rig: ListenerRig, machine: Machine, boots: bool, status: str
+    rig: ListenerRig, boots: bool, status: str
 ) -> None:
     rig.imds.incarnation = 100
-    event = prepared(rig, machine)
-    rig.imds.change(event, EventStatus=status)
-    rig.run(2)
+    event = rig.prepare()
+    rig.change(event, EventStatus=status, wait=2)
     if boots:
         rig.boot_id = "another"
         rig.restart()
     rig.imds.incarnation = 0
-    rig.imds.show()
-    rig.run(5)
+    rig.show(wait=5)
     is_over = boots or status == "Started"
-    assert machine.names == [DRAIN, RECOVER] if is_over else [DRAIN]
-    rig.restart()
-    rig.run(290)
-    assert (RECOVER in machine.names) == is_over
+    assert rig.machine.names == ([DRAIN, RECOVER] if is_over else [DRAIN])
+    rig.restart(wait=290)
+    assert (RECOVER in rig.machine.names) == is_over
     rig.run(10)
-    assert RECOVER in machine.names
+    assert RECOVER in rig.machine.names
 
 
-def test_a_reset_is_seen_over_a_restart_also_after_changes_that_concern_others(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    event = prepared(rig, machine)
+def test_a_reset_is_seen_over_a_restart_also_after_changes_that_concern_others(rig: ListenerRig) -> None:
+    event = rig.prepare()
     for _ in range(5):  # documents that change nothing for this VM
-        rig.imds.show(*rig.imds.events)
-        rig.run(1)
+        rig.show(*rig.imds.events, wait=1)
     shown, rig.imds.incarnation = rig.imds.events, rig.imds.incarnation - 4
     rig.restart()
-    rig.imds.show()
-    rig.run(30)
-    assert (machine.names, out_of_work(rig)[0].IsHeld) == ([DRAIN], True)
-    rig.imds.show(*shown)
-    rig.run(1)
+    rig.show(wait=30)
+    assert (rig.machine.names, out_of_work(rig)[0].IsHeld) == ([DRAIN], True)
+    rig.show(*shown, wait=1)
     assert out_of_work(rig)[0].Why == f"until Reboot {event} is over"
 
 
 def test_what_was_prepared_on_a_full_disk_is_put_back_after_a_kill(
-    rig: ListenerRig, machine: Machine, disk: FailingDisk
+    rig: ListenerRig, disk: FailingDisk
 ) -> None:
     disk.fail()
-    event = prepared(rig, machine)
+    event = rig.prepare()
     disk.recover()
     rig.folder = kill(rig.outbox, rig.folder, rig.folder.parent / "killed")
     rig.imds.remove(event)
     rig.start()
     rig.run(1)
-    assert machine.names == [DRAIN, RECOVER]
+    assert rig.machine.names == [DRAIN, RECOVER]
 
 
-def test_what_recover_puts_back_counts_as_prepared_no_more(rig: ListenerRig, machine: Machine) -> None:
-    event = prepared(rig, machine)
+def test_what_recover_puts_back_counts_as_prepared_no_more(rig: ListenerRig) -> None:
+    event = rig.prepare()
     shown = rig.imds.events
-    rig.imds.remove(event)
-    rig.run(1)
-    rig.imds.show(*shown)
-    rig.run(1)
-    machine.finish(code=0)
-    rig.run(1)
-    assert machine.names == [DRAIN, RECOVER, DRAIN]
+    rig.remove(event, wait=1)
+    rig.show(*shown, wait=1)
+    rig.end_programs(wait=1)
+    assert rig.machine.names == [DRAIN, RECOVER, DRAIN]
 
 
-def test_recover_is_repeated_with_longer_pauses_and_needs_a_person_until_it_works(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    event = prepared(rig, machine)
+def test_recover_is_repeated_with_longer_pauses_and_needs_a_person_until_it_works(rig: ListenerRig) -> None:
+    event = rig.prepare()
     rig.imds.remove(event)
     for pause in (0, 5, 10, 20):
         rig.run(pause + 1)
-        assert len(machine.running) == 1
-        machine.finish(code=1)
-        rig.run(1)
-    assert machine.names == [DRAIN] + [RECOVER] * 4
-    (data,) = told(rig, "outofwork")
-    assert (data["EventId"], data["Reason"], data["Detail"]) == (
-        event,
-        "RecoverFails",
-        f"{RECOVER}: exit code 1",
-    )
+        assert len(rig.machine.running) == 1
+        rig.end_programs(wait=1, code=1)
+    assert rig.machine.names == [DRAIN] + [RECOVER] * 4
+    data = only(told(rig, "outofwork"))
+    expected = (event, "RecoverFails", f"{RECOVER}: exit code 1")
+    assert (data["EventId"], data["Reason"], data["Detail"]) == expected
     assert f"{RECOVER} has failed 4 time(s): exit code 1" in urgent(rig).replace(r"\\", "\\")
     rig.run(60)
-    machine.finish(code=0)
-    rig.run(2)
+    rig.end_programs()
     assert (urgent(rig), len(told(rig, "recovered"))) == ("[]", 1)
 
 
 @pytest.mark.parametrize("seconds", [900, 30, -3])
 def test_a_new_event_waits_for_recover_unless_it_starts_anyway(
-    make_rig: MakeListener, machine: Machine, seconds: float
+    make_rig: MakeListener, seconds: float
 ) -> None:
     rig = make_rig(run_timeout_seconds=60)
-    rig.imds.remove(prepared(rig, machine))
-    rig.run(1)
-    rig.imds.schedule(NotBefore=rig.in_seconds(seconds))
-    rig.run(5)
+    rig.remove(rig.prepare(), wait=1)
+    rig.announce(NotBefore=rig.in_seconds(seconds), wait=5)
     is_late = seconds < 900
-    assert (machine.names, len(machine.ended)) == ([DRAIN, RECOVER] + [DRAIN] * is_late, is_late)
-    machine.finish(code=0)
-    rig.run(2)
-    assert machine.names == [DRAIN, RECOVER, DRAIN]
+    assert (rig.machine.names, len(rig.machine.ended)) == ([DRAIN, RECOVER] + [DRAIN] * is_late, is_late)
+    rig.end_programs()
+    assert rig.machine.names == [DRAIN, RECOVER, DRAIN]
 
 
-def test_what_is_prepared_is_recorded_also_where_its_rule_had_no_recover_then(
-    make_rig: MakeListener, machine: Machine
-) -> None:
+def test_what_is_prepared_is_recorded_also_where_its_rule_had_no_recover_then(make_rig: MakeListener) -> None:
     """So recover never begins while the VM is prepared for an event."""
     rig = make_rig(recover=())
-    first = prepared(rig, machine, "web-0", "web-1")
-    restart(rig, RULE)
-    rig.run(2)
-    assert (machine.names, out_of_work(rig)[0].Why) == ([DRAIN], f"until Reboot {first} is over")
-    rig.imds.remove(prepared(rig, machine))
-    rig.run(5)
-    assert machine.names == [DRAIN, DRAIN]
-    rig.imds.remove(first)
-    rig.run(1)
-    assert machine.names == [DRAIN, DRAIN, RECOVER]
+    first = rig.prepare("web-0", "web-1")
+    restart(rig, RULE, wait=2)
+    assert (rig.machine.names, out_of_work(rig)[0].Why) == ([DRAIN], f"until Reboot {first} is over")
+    rig.remove(rig.prepare(), wait=5)
+    assert rig.machine.names == [DRAIN, DRAIN]
+    rig.remove(first, wait=1)
+    assert rig.machine.names == [DRAIN, DRAIN, RECOVER]
 
 
 @pytest.mark.parametrize(
@@ -310,127 +256,102 @@ def test_what_is_prepared_is_recorded_also_where_its_rule_had_no_recover_then(
     ],
 )
 def test_what_is_owed_is_paid_also_where_the_rule_was_changed_or_removed(
-    rig: ListenerRig, machine: Machine, rules: list[dict[str, Any]], expected: str
+    rig: ListenerRig, rules: list[dict[str, Any]], expected: str
 ) -> None:
-    event = prepared(rig, machine)
-    restart(rig, *rules)
-    rig.run(2)
-    machine.finish(code=0)
-    rig.run(2)
-    rig.imds.remove(event)
-    rig.run(2)
-    assert machine.names[-1] == expected
-    machine.finish(code=0)
-    rig.run(2)
+    event = rig.prepare()
+    restart(rig, *rules, wait=2)
+    rig.end_programs()
+    rig.remove(event, wait=2)
+    assert rig.machine.names[-1] == expected
+    rig.end_programs()
     assert out_of_work(rig) == []
 
 
-def test_rules_with_the_same_recover_share_it(make_listener: MakeListener, machine: Machine) -> None:
-    rules = [
-        {"event_type": ["Preempt"], "run": [NEW], "recover": [RECOVER], "run_timeout_seconds": 25},
-        {"run": [DRAIN], "recover": [RECOVER]},
-    ]
-    rig = make_listener(policy={}, auto=rules, make_run=machine.make)
-    first, second = prepared(rig, machine), prepared(rig, machine, EventType="Preempt")
-    rig.imds.remove(first)
-    rig.run(2)
-    rig.imds.remove(second)
-    rig.run(2)
-    assert machine.names == [DRAIN, NEW, RECOVER]
+def test_rules_with_the_same_recover_share_it_and_the_longest_time(make_listener: MakeListener) -> None:
+    short = {"event_type": ["Preempt"], "run": [NEW], "recover": [RECOVER], "run_timeout_seconds": 25}
+    rig = make_listener(policy={}, auto=[short, {**RULE, "run_timeout_seconds": 600}])
+    first, second = rig.prepare(), rig.prepare(EventType="Preempt")
+    rig.remove(first, wait=2)
+    rig.remove(second, wait=2)
+    assert rig.machine.names == [DRAIN, NEW, RECOVER]
+    assert [run.timeout_seconds for run in rig.machine.runs] == [600, 25, 600]
 
 
 # A disk of another VM, and lost records
 
 
-def clone(rig: ListenerRig, machine: Machine) -> None:
+def clone(rig: ListenerRig) -> None:
     """Start on the disk of a VM that was out of work."""
-    rig.imds.remove(prepared(rig, machine))
-    rig.restart(vm=OTHER_VM)
-    rig.run(30)
+    rig.imds.remove(rig.prepare())
+    rig.restart(vm=OTHER_VM, wait=30)
 
 
-def test_on_the_disk_of_another_vm_nothing_runs_and_it_is_told(rig: ListenerRig, machine: Machine) -> None:
-    clone(rig, machine)
-    assert machine.names == [DRAIN]
-    (data,) = told(rig, "outofwork")
+def test_on_the_disk_of_another_vm_nothing_runs_and_it_is_told(rig: ListenerRig) -> None:
+    clone(rig)
+    assert rig.machine.names == [DRAIN]
+    data = only(told(rig, "outofwork"))
     assert (data["Reason"], data["Detail"]) == ("OtherVm", "this disk comes from a VM that was out of work")
     assert "another VM owed it" in urgent(rig)
 
 
 @pytest.mark.parametrize("request_", ["try", "done"])
-def test_a_person_decides_with_the_command_what_becomes_of_it(
-    rig: ListenerRig, machine: Machine, request_: str
-) -> None:
-    clone(rig, machine)
-    rig.outbox.commit([], records={(STATE, REQUEST): request_})
-    rig.run(2)
-    machine.finish(code=0)
-    rig.run(30)
-    assert machine.names == [DRAIN] + [RECOVER] * (request_ == "try")
-    (data,) = told(rig, "recovered")
+def test_a_person_decides_with_the_command_what_becomes_of_it(rig: ListenerRig, request_: str) -> None:
+    clone(rig)
+    ask(rig, request_, wait=2)
+    rig.end_programs(wait=30)
+    assert rig.machine.names == [DRAIN] + [RECOVER] * (request_ == "try")
+    data = only(told(rig, "recovered"))
     assert (out_of_work(rig), data["DurationSeconds"] is None) == ([], request_ == "done")
 
 
-def test_a_request_ends_the_pause_and_what_a_person_did_is_forgotten_as_prepared(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    rig.imds.remove(prepared(rig, machine))
-    rig.run(1)
-    machine.finish(code=1)
-    rig.run(1)
-    rig.outbox.commit([], records={(STATE, REQUEST): "try"})
-    rig.run(1)
-    assert machine.names == [DRAIN, RECOVER, RECOVER]
+def test_a_request_ends_the_pause_and_what_a_person_did_is_forgotten_as_prepared(rig: ListenerRig) -> None:
+    rig.remove(rig.prepare(), wait=1)
+    rig.end_programs(wait=1, code=1)
+    ask(rig, "try", wait=1)
+    assert rig.machine.names == [DRAIN, RECOVER, RECOVER]
 
 
-def test_a_request_is_not_carried_out_while_an_event_stands_and_not_later(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    event = prepared(rig, machine, "web-0", "web-1")
+def test_a_request_is_not_carried_out_while_an_event_stands_and_not_later(rig: ListenerRig) -> None:
+    event = rig.prepare("web-0", "web-1")
     assert out_of_work(rig)[0].IsHeld
-    rig.outbox.commit([], records={(STATE, REQUEST): "done"})
-    rig.run(5)
-    rig.imds.remove(event)
-    rig.run(2)
-    assert machine.names == [DRAIN, RECOVER]
+    ask(rig, "done", wait=5)
+    rig.remove(event, wait=2)
+    assert rig.machine.names == [DRAIN, RECOVER]
 
 
 @pytest.mark.parametrize(
     ("reason", "recovers"), [(DAMAGE, True), (STATE_FOLDER_GONE, True), (SIZE_LIMIT, False)]
 )
 def test_where_records_were_lost_every_rule_recovers_once_after_the_events_that_are_there(
-    make_listener: MakeListener, machine: Machine, reason: str, recovers: bool
+    make_listener: MakeListener, reason: str, recovers: bool
 ) -> None:
     rules = [
         {"event_type": ["Preempt"], "run": [DRAIN], "recover": [RECOVER]},
         {"run": [NEW], "recover": [NEW]},
     ]
-    rig = make_listener(policy={"deny": [{}]}, auto=rules, make_run=machine.make)
+    rig = make_listener(policy={"deny": [{}]}, auto=rules)
     event = rig.imds.schedule()
     loss = Loss(reason=reason, count=None)
     rig.outbox._storage.run(lambda database: database.note_losses([loss]), synced=True)
     rig.run(8)
-    assert (machine.names, [one["keys"] for one in rig.outbox.record(STATE, OWED) or ()]) == (
+    assert (rig.machine.names, [one["keys"] for one in rig.outbox.record(STATE, OWED) or ()]) == (
         [],
         [[event.lower()]] * 2 * recovers,
     )
-    rig.imds.remove(event)
-    rig.run(2)
-    assert machine.names == [RECOVER, NEW] * recovers
-    machine.finish(code=0)
-    rig.run(8)
-    assert (machine.names, out_of_work(rig)) == ([RECOVER, NEW] * recovers, [])
+    rig.remove(event, wait=2)
+    assert rig.machine.names == [RECOVER, NEW] * recovers
+    rig.end_programs(wait=8)
+    assert (rig.machine.names, out_of_work(rig)) == ([RECOVER, NEW] * recovers, [])
 
 
-def test_what_the_version_before_had_prepared_is_owed(rig: ListenerRig, machine: Machine) -> None:
+def test_what_the_version_before_had_prepared_is_owed(rig: ListenerRig) -> None:
     event = rig.imds.schedule(EventStatus="Started", NotBefore="")
     stay = {"stay": "s", "place": [1, "x"], "at": None, "prepared_by": "a hash"}
     rig.outbox.commit([], records={(STAY, event.lower()): stay})
     rig.run(5)
-    assert machine.names == []
-    rig.imds.remove(event)
-    rig.run(1)
-    assert machine.names == [RECOVER]
+    assert rig.machine.names == []
+    rig.remove(event, wait=1)
+    assert rig.machine.names == [RECOVER]
 
 
 # Told
@@ -438,34 +359,29 @@ def test_what_the_version_before_had_prepared_is_owed(rig: ListenerRig, machine:
 
 @pytest.mark.parametrize("is_dry_run", [False, True])
 def test_a_vm_that_is_out_of_work_for_two_hours_without_an_event_is_told_once(
-    rig: ListenerRig, machine: Machine, is_dry_run: bool
+    rig: ListenerRig, is_dry_run: bool
 ) -> None:
-    event = prepared(rig, machine)
+    event = rig.prepare()
     if is_dry_run:
         rig.restart(dry_run=True)
     rig.clock.advance(3 * 3600)  # in which the event stands
     rig.run(2)
-    rig.imds.remove(event)
-    rig.run(2)
+    rig.remove(event, wait=2)
     for _ in range(4):
         rig.clock.advance(2400)
         rig.run(2)
     reasons: list[OutOfWorkReason] = [one["Reason"] for one in told(rig, "outofwork")]
     assert reasons == ["TwoHours"]
-    assert machine.names == [DRAIN] + [RECOVER] * (not is_dry_run)
+    assert rig.machine.names == [DRAIN] + [RECOVER] * (not is_dry_run)
     assert out_of_work(rig)[0].Why == ("dry run: nothing is run" if is_dry_run else f"{RECOVER} runs")
     assert "out of work" in urgent(rig)
 
 
-def test_recover_that_a_stop_has_ended_runs_again_and_counts_as_no_failure(
-    rig: ListenerRig, machine: Machine
-) -> None:
-    rig.imds.remove(prepared(rig, machine))
-    rig.run(1)
+def test_recover_that_a_stop_has_ended_runs_again_and_counts_as_no_failure(rig: ListenerRig) -> None:
+    rig.remove(rig.prepare(), wait=1)
     rig.finish()
-    rig.restart()
-    rig.run(2)
-    assert (machine.names, told(rig, "outofwork")) == ([DRAIN, RECOVER, RECOVER], [])
+    rig.restart(wait=2)
+    assert (rig.machine.names, told(rig, "outofwork")) == ([DRAIN, RECOVER, RECOVER], [])
 
 
 REBALANCE = "SpotRebalanceRecommendation"
@@ -473,35 +389,33 @@ ADVICE = {"EventType": REBALANCE, "EventStatus": "Advisory", "NotBefore": ""}
 
 
 def test_a_rule_that_names_an_early_warning_prepares_for_it_and_nobody_approves_it(
-    make_rig: MakeListener, machine: Machine
+    make_rig: MakeListener,
 ) -> None:
     rig = make_rig(event_type=[REBALANCE])
-    key = prepared(rig, machine, **ADVICE)
+    key = rig.prepare(**ADVICE)
     rig.run(3)
-    assert machine.names == [DRAIN]
-    assert json.loads(machine.runs[0].body)["type"] == "io.imdsbridge.scheduledevent.advised.v1"
+    assert rig.machine.names == [DRAIN]
+    assert json.loads(rig.machine.runs[0].body)["type"] == "io.imdsbridge.scheduledevent.advised.v1"
     assert [one["EventId"] for one in told(rig, "prepared")] == [key]
     assert rig.imds.posts == []
-    rig.imds.remove(key)
-    rig.run(2)
-    assert machine.names == [DRAIN, RECOVER]
+    rig.remove(key, wait=2)
+    assert rig.machine.names == [DRAIN, RECOVER]
 
 
 @pytest.mark.parametrize("rule", [{}, {"event_type": [REBALANCE], "run": (), "recover": ()}])
 def test_a_rule_that_does_not_name_an_early_warning_or_only_approves_does_nothing_for_it(
-    make_rig: MakeListener, machine: Machine, rule: dict[str, Any]
+    make_rig: MakeListener, rule: dict[str, Any]
 ) -> None:
     rig = make_rig(**rule)
-    rig.imds.schedule(**ADVICE)
-    rig.run(3)
-    assert (machine.names, rig.imds.posts) == ([], [])
+    rig.announce(**ADVICE, wait=3)
+    assert (rig.machine.names, rig.imds.posts) == ([], [])
     assert not any("approval" in one["type"] for one in rig.events())
 
 
 def test_a_rule_that_does_not_name_an_unknown_type_prepares_for_it_and_does_not_approve_it(
-    rig: ListenerRig, machine: Machine
+    rig: ListenerRig,
 ) -> None:
-    prepared(rig, machine, EventType="Migrate")
+    rig.prepare(EventType="Migrate")
     rig.run(3)
     assert rig.imds.posts == []
 
@@ -509,107 +423,67 @@ def test_a_rule_that_does_not_name_an_unknown_type_prepares_for_it_and_does_not_
 # What only a person who looks for faults finds
 
 
-def test_one_program_for_both_is_told_what_it_is_to_do(make_rig: MakeListener, machine: Machine) -> None:
+def test_one_program_for_both_is_told_what_it_is_to_do(make_rig: MakeListener) -> None:
     rig = make_rig(run=[RECOVER], recover=[RECOVER])
-    event = prepared(rig, machine)
-    rig.imds.remove(event)
-    rig.run(1)
-    assert [run.data["EventStatus"] for run in machine.runs] == ["Scheduled", "Ended"]
+    event = rig.prepare()
+    rig.remove(event, wait=1)
+    assert [run.data["EventStatus"] for run in rig.machine.runs] == ["Scheduled", "Ended"]
 
 
-def test_where_the_boot_is_not_known_recover_is_not_told_that_there_was_one(
-    rig: ListenerRig, machine: Machine
-) -> None:
+def test_where_the_boot_is_not_known_recover_is_not_told_that_there_was_one(rig: ListenerRig) -> None:
     rig.boot_id = ""
     rig.restart()
-    event = prepared(rig, machine)
-    rig.imds.change(event, EventStatus="Started")
-    rig.run(2)
-    rig.restart()
-    rig.run(2)
-    rig.imds.remove(event)
-    rig.run(2)
-    assert machine.runs[-1].data["VmRebooted"] is None
+    event = rig.prepare()
+    rig.change(event, EventStatus="Started", wait=2)
+    rig.restart(wait=2)
+    rig.remove(event, wait=2)
+    assert rig.machine.runs[-1].data["VmRebooted"] is None
 
 
-def test_a_shared_recover_has_the_longest_time_of_its_rules(
-    make_listener: MakeListener, machine: Machine
-) -> None:
-    short = {"event_type": ["Preempt"], "run": [NEW], "recover": [RECOVER], "run_timeout_seconds": 25}
-    rules = [short, {**RULE, "run_timeout_seconds": 600}]
-    rig = make_listener(policy={}, auto=rules, make_run=machine.make)
-    rig.imds.remove(prepared(rig, machine))
-    rig.run(2)
-    assert [run.timeout_seconds for run in machine.runs] == [600, 600]
+def test_a_rule_that_has_lost_its_recover_owes_the_recorded_one(rig: ListenerRig) -> None:
+    first = rig.prepare()
+    restart(rig, {"run": [DRAIN], "group": True}, wait=2)
+    second = rig.announce(wait=1)
+    rig.remove(first, wait=1)
+    assert [run.command[0] for run in rig.machine.running] == [DRAIN]
+    rig.end_programs()
+    rig.remove(second, wait=2)
+    assert rig.machine.names == [DRAIN, DRAIN, RECOVER]
 
 
-def test_a_rule_that_has_lost_its_recover_owes_the_recorded_one(rig: ListenerRig, machine: Machine) -> None:
-    first = prepared(rig, machine)
-    restart(rig, {"run": [DRAIN], "group": True})
-    rig.run(2)
-    second = rig.imds.schedule()
-    rig.run(1)
-    rig.imds.remove(first)
-    rig.run(1)
-    assert [run.command[0] for run in machine.running] == [DRAIN]
-    machine.finish(code=0)
-    rig.run(2)
-    rig.imds.remove(second)
-    rig.run(2)
-    assert machine.names == [DRAIN, DRAIN, RECOVER]
-
-
-def test_a_command_that_imds_refuses_ends_no_preparation(
-    make_listener: MakeListener, machine: Machine
-) -> None:
-    def refuse(_: float) -> None:
-        raise ImdsError("400", status=400)
-
-    rule = {**RULE, "max_unavailable": 1}
-    rig = make_listener(policy={"allow": [{}]}, auto=[rule], make_run=machine.make)
-    event = rig.imds.schedule()
-    rig.run(1)
-    rig.imds.bad[event] = refuse
-    rig.send(event)
-    rig.run(2)
-    rig.imds.bad.clear()
-    rig.run(60)
-    assert machine.names == [DRAIN]
+def test_a_command_that_imds_refuses_ends_no_preparation(make_listener: MakeListener) -> None:
+    rig = make_listener(auto=[{**RULE, "max_unavailable": 1}])
+    event = rig.announce(wait=1)
+    rig.imds.fail(400, methods=["approve"], count=1)
+    rig.send(event, wait=62)
+    assert (rig.reasons(), rig.machine.names) == (["imds_refused"], [DRAIN])
 
 
 def test_a_slow_imds_approves_all_the_same(make_listener: MakeListener) -> None:
-    rig = make_listener(policy={"allow": [{}]})
+    rig = make_listener()
     rig.imds.on_read = lambda: rig.clock.advance(0.5)
-    event = rig.imds.schedule()
-    rig.run(5)
-    rig.send(event)
-    rig.run(30)
+    event = rig.announce(wait=5)
+    rig.send(event, wait=30)
     assert len(rig.imds.posts) == 1
 
 
 def test_a_command_without_an_outcome_is_not_answered_while_its_event_may_be_in_an_unreadable_entry(
     make_listener: MakeListener,
 ) -> None:
-    def hang(_: float) -> None:
-        raise ImdsError("timed out")
-
-    rig = make_listener(policy={"allow": [{}]})
-    event = rig.imds.schedule()
-    rig.run(1)
-    rig.imds.bad[event] = hang
-    rig.send(event)
-    rig.run(0.5)
-    rig.imds.show({"EventId": 7})
-    rig.run(2)
+    rig = make_listener()
+    event = rig.announce(wait=1)
+    rig.imds.fail(ImdsError("timed out"), methods=["approve"])
+    rig.send(event, wait=0.5)
+    assert len(rig.imds.posts) == 1
+    rig.show({"EventId": 7}, wait=2)
     assert rig.receipts() == []
 
 
 def test_what_a_file_owes_that_could_not_be_read_at_the_start_is_put_back_once_it_can(
-    rig: ListenerRig, machine: Machine
+    rig: ListenerRig,
 ) -> None:
-    event = prepared(rig, machine)
-    rig.imds.change(event, EventStatus="Started")
-    rig.run(2)
+    event = rig.prepare()
+    rig.change(event, EventStatus="Started", wait=2)
     rig.events()
     rig.receiver.disconnect()
     rig.outbox.close()
@@ -622,26 +496,23 @@ def test_what_a_file_owes_that_could_not_be_read_at_the_start_is_put_back_once_i
     file.rmdir()
     hidden.rename(file)
     rig.outbox.recover()
-    rig.imds.remove(event)
-    rig.run(120)
-    assert machine.names == [DRAIN, RECOVER]
+    rig.remove(event, wait=120)
+    assert rig.machine.names == [DRAIN, RECOVER]
 
 
 def test_what_was_recovered_while_the_store_was_in_memory_is_not_prepared_after_a_kill(
-    rig: ListenerRig, machine: Machine, disk: FailingDisk
+    rig: ListenerRig, disk: FailingDisk
 ) -> None:
-    event = prepared(rig, machine)
+    event = rig.prepare()
     shown = rig.imds.events
     rig.events()
     disk.fail()
-    rig.imds.remove(event)
-    rig.run(2)
-    machine.finish(code=0)
-    rig.run(2)
+    rig.remove(event, wait=2)
+    rig.end_programs()
     disk.recover()
     posts = len(rig.imds.posts)
     rig.imds.show(*shown)
     rig.folder = kill(rig.outbox, rig.folder, rig.folder.parent / "killed")
     rig.start()
     rig.run(3)
-    assert (machine.names, rig.imds.posts[posts:]) == ([DRAIN, RECOVER, DRAIN], [])
+    assert (rig.machine.names, rig.imds.posts[posts:]) == ([DRAIN, RECOVER, DRAIN], [])

@@ -23,7 +23,7 @@ from bridge.config.approvals import AutoSettings
 from bridge.errors import ImdsError
 from bridge.runtime.program import KILL_AFTER_SECONDS, Result
 from tests.support.listener import ListenerRig
-from tests.support.machine import Machine, MachineRun, program
+from tests.support.machine import MachineRun, program
 from tests.unit.service.test_listener_schedules import SCHEDULES, SEED
 
 pytestmark = pytest.mark.timeout(max(120, 5 * SCHEDULES))
@@ -79,11 +79,11 @@ class World:
         self.now = 0.0
         self.faults: list[str] = []
         self.story: list[tuple[float, str]] = []
-        self.machine = Machine()
+        rules = self.of["faults"].choice(RULES[:4])
+        self.rig = ListenerRig(folder / str(seed), policy={}, auto=rules)
+        self.machine = self.rig.machine
         self.machine.on_start, self.machine.on_end = self._began, self._is_ended
         self.machine.is_slow_to_end = True
-        rules = self.of["faults"].choice(RULES[:4])
-        self.rig = ListenerRig(folder / str(seed), policy={}, auto=rules, make_run=self.machine.make)
         self.rig.imds.on_read, self.rig.imds.on_post = self._read, self._post
         self.rig.on_commit = self._point
         self.kill_in = 0
@@ -411,16 +411,21 @@ class World:
         self.events.clear()
         self.others.clear()
         self.incarnation += 1
-        while self.now < LONG_SECONDS + LAST_SECONDS:
+        while (left := self._left()) and self.now < LONG_SECONDS + LAST_SECONDS:
             self.step(2.0)
-        if self.is_out or self.recover_began_at < self.run_ended_at:
-            self._fault("the VM is out of work in the end")
-        if owed := self.rig.listener.status().out_of_work:
-            self._fault(f"owed in the end: {owed}")
-        if self.plans:
-            self._fault("a program runs in the end")
+        self.faults += [f"in the end {one}" for one in left]
         self.rig.close()
         return self.faults
+
+    def _left(self) -> list[str]:
+        """Return what still keeps the VM from its work."""
+        owed = self.rig.listener.status().out_of_work
+        left = {
+            "the VM is out of work": self.is_out or self.recover_began_at < self.run_ended_at,
+            f"this is owed: {owed}": owed,
+            "a program runs": self.plans,
+        }
+        return [what for what, is_so in left.items() if is_so]
 
     def prepare(self, event_type: str, *, notice: float, takes: float) -> tuple[float, bool]:
         """Announce an event; return when its program began, and whether it had succeeded before the event started."""
@@ -445,9 +450,8 @@ def test_the_vm_is_put_back_to_work_once_its_events_are_over_whatever_happens(tm
         story.update(line.split()[0] for _, line in world.story)
     print(json.dumps({"seed": SEED, "schedules": SCHEDULES, **story}))
     assert found == {}
-    assert min(story[RUN], story[RECOVER]) > SCHEDULES
     if SCHEDULES >= 10:  # of a few, none may come so far
-        assert story["POST"] > SCHEDULES / 2
+        assert min(story[RUN], story[RECOVER], 2 * story["POST"]) > SCHEDULES
 
 
 def beside(*given: Any) -> Owed:
@@ -501,13 +505,17 @@ def test_events_of_other_vms_change_nothing(tmp_path: Path) -> None:
         assert alone.story == among.story, f"TEST_SCHEDULES_SEED={seed}"
 
 
-@pytest.mark.parametrize("others_every", [0.0, 10.0, 2.0, 0.5])
-@pytest.mark.parametrize("event_type", TYPES)
+@pytest.mark.parametrize(
+    ("event_type", "notice", "others_every"),
+    [
+        *(("Preempt", 30.0, others_every) for others_every in (0.0, 10.0, 2.0, 0.5)),
+        *((event_type, 75.0, 0.5) for event_type in TYPES if event_type != "Preempt"),
+    ],
+)
 def test_a_vm_is_prepared_before_its_event_starts_wherever_the_program_has_time(
-    tmp_path: Path, event_type: str, others_every: float
+    tmp_path: Path, event_type: str, notice: float, others_every: float
 ) -> None:
-    notice = 30.0 if event_type == "Preempt" else 75.0
-    for takes in (5.0, 12.0, 20.0, 28.0, 45.0, 58.0):
+    for takes in (5.0, 28.0, 58.0):
         world = World(tmp_path, int(takes), others_every=others_every, kills=False)
         begins, in_time = world.prepare(event_type, notice=notice, takes=takes)
         assert (begins <= 1.5, in_time) == (True, takes < notice), (takes, begins)

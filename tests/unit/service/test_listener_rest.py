@@ -15,17 +15,12 @@ from bridge.approvals.state import EventState
 from bridge.service import bridge_events, listener
 from tests.support.listener import ListenerRig, MakeListener, command_body
 
-SCHEDULES = int(os.environ.get("TEST_REST_SCHEDULES", "5"))
+SCHEDULES = int(os.environ.get("TEST_REST_SCHEDULES", "2"))
 pytestmark = pytest.mark.timeout(max(120, 10 * SCHEDULES))
 SEED = int(os.environ.get("TEST_REST_SEED", "0")) or (
     1 if os.environ.get("CI") else random.randrange(10**9)  # noqa: S311 - no secret
 )
 STEP_SECONDS = 0.5
-
-
-@pytest.fixture
-def rig(make_listener: MakeListener) -> ListenerRig:
-    return make_listener()
 
 
 @pytest.fixture
@@ -52,27 +47,18 @@ def decided(rig: ListenerRig) -> dict[str, tuple[str, str]]:
     }
 
 
-def test_commands_are_received_for_ten_minutes_after_the_start_and_then_no_more(rig: ListenerRig) -> None:
-    rig.run(590.0)
-    assert not rig.receiver.rests
-    rig.run(20.0)
-    assert rig.receiver.rests
-
-
-def test_an_event_of_this_vm_ends_the_rest_for_as_long_as_it_is_scheduled_and_ten_minutes(
+def test_commands_are_received_for_ten_minutes_after_the_start_and_after_an_event_of_this_vm(
     rig: ListenerRig,
 ) -> None:
-    rig.run(610.0)
+    def rests(after: float) -> bool:
+        rig.run(after)
+        return rig.receiver.rests
+
+    assert (rests(590.0), rests(20.0)) == (False, True)
     rig.imds.schedule("web-0", event_id="e-1")
-    rig.run(1.0)
-    assert not rig.receiver.rests
-    rig.run(700.0)
-    assert not rig.receiver.rests
+    assert (rests(1.0), rests(700.0)) == (False, False)
     rig.imds.remove("e-1")
-    rig.run(590.0)
-    assert not rig.receiver.rests
-    rig.run(20.0)
-    assert rig.receiver.rests
+    assert (rests(590.0), rests(20.0)) == (False, True)
 
 
 @pytest.mark.parametrize("scope", ["self", "group"])
@@ -80,11 +66,9 @@ def test_only_what_a_command_could_approve_ends_the_rest(
     make_listener: MakeListener, monkeypatch: pytest.MonkeyPatch, scope: str
 ) -> None:
     rig = rest(make_listener, monkeypatch, policy={"allow": [{}], "scope": scope})
-    rig.imds.schedule("web-0", EventStatus="Started")
-    rig.run(1.0)
+    rig.announce("web-0", EventStatus="Started", wait=1.0)
     assert rig.receiver.rests
-    rig.imds.schedule("web-1")
-    rig.run(1.0)
+    rig.announce("web-1", wait=1.0)
     assert rig.receiver.rests == (scope == "self")
 
 
@@ -96,36 +80,29 @@ def test_while_imds_does_not_answer_commands_are_received(resting: ListenerRig) 
 
 def test_a_command_that_waits_is_decided_when_its_event_appears(resting: ListenerRig) -> None:
     resting.clock.advance(1.0)
-    resting.send("e-1", id="early")
-    resting.run(20.0)
+    resting.send("e-1", id="early", wait=20.0)
     assert resting.receipts() == []
-    resting.imds.schedule(event_id="e-1")
-    resting.run(1.5)
+    resting.announce(event_id="e-1", wait=1.5)
     assert decided(resting) == {"early": ("Accepted", "approved")}
 
 
 def test_a_command_that_is_older_than_its_event_by_more_than_the_grace_period_is_refused(
     resting: ListenerRig,
 ) -> None:
-    resting.send("e-1", id="stale")
-    resting.run(40.0)
-    resting.imds.schedule(event_id="e-1")
-    resting.run(1.5)
+    resting.send("e-1", id="stale", wait=40.0)
+    resting.announce(event_id="e-1", wait=1.5)
     assert decided(resting) == {"stale": ("Rejected", "unknown_event")}
     assert resting.imds.approved == []
     assert "before this VM's document had the event" in resting.receipts()[0]["data"]["Detail"]
-    resting.send("e-1", id="fresh")
-    resting.run(1.0)
+    resting.send("e-1", id="fresh", wait=1.0)
     assert decided(resting)["fresh"] == ("Accepted", "approved")
 
 
 def test_a_change_of_the_event_makes_no_command_stale(resting: ListenerRig) -> None:
-    resting.imds.schedule(event_id="e-1")
-    resting.run(100.0)
+    resting.announce(event_id="e-1", wait=100.0)
     resting.receiver.disconnect()
     resting.send("e-1", id="c")
-    resting.imds.change("e-1", NotBefore="Mon, 19 Jan 2037 23:26:58 GMT")
-    resting.run(1.0)
+    resting.change("e-1", NotBefore="Mon, 19 Jan 2037 23:26:58 GMT", wait=1.0)
     assert decided(resting) == {"c": ("Accepted", "approved")}
 
 
@@ -151,35 +128,31 @@ def test_a_wrong_clock_shifts_what_is_stale_by_as_much(
     sent_at = resting.clock.now() - timedelta(seconds=ahead_seconds)
     resting.queue.send(command_body("e-1", id="c"), message_id="c", enqueued_at=sent_at)
     resting.run(before)
-    resting.imds.schedule(event_id="e-1")
-    resting.run(1.5)
+    resting.announce(event_id="e-1", wait=1.5)
     assert decided(resting) == {"c": expected}
 
 
 def test_a_clock_ahead_refuses_no_command_that_comes_while_commands_are_received(
     resting: ListenerRig,
 ) -> None:
-    resting.imds.schedule(event_id="e-1")
-    resting.run(10.0)
+    resting.announce(event_id="e-1", wait=10.0)
     sent_at = resting.clock.now() - timedelta(seconds=600)
     resting.queue.send(command_body("e-1", id="c"), message_id="c", enqueued_at=sent_at)
     resting.run(1.0)
     assert decided(resting) == {"c": ("Accepted", "approved")}
 
 
-def test_each_heartbeat_looks_once_and_answers_a_command_for_no_event(resting: ListenerRig) -> None:
-    resting.send("unknown", id="c")
-    resting.run(1500.0)
+@pytest.mark.parametrize(
+    ("expires_in", "reason"), [(None, "unknown_event"), (600, "expired")], ids=["never expires", "expires"]
+)
+def test_each_heartbeat_looks_once_and_answers_a_command_for_no_event(
+    resting: ListenerRig, expires_in: float | None, reason: str
+) -> None:
+    expires_at = resting.in_seconds(expires_in) if expires_in else None
+    resting.send("unknown", id="c", ExpiresAt=expires_at, wait=1500.0)
     assert resting.receipts() == []
     resting.run(400.0)
-    assert decided(resting) == {"c": ("Rejected", "unknown_event")}
-    assert resting.receiver.rests
-
-
-def test_an_expired_command_is_answered_by_a_look(resting: ListenerRig) -> None:
-    resting.send("unknown", id="c", ExpiresAt=resting.in_seconds(600))
-    resting.run(1900.0)
-    assert decided(resting) == {"c": ("Rejected", "expired")}
+    assert (decided(resting), resting.receiver.rests) == ({"c": ("Rejected", reason)}, True)
 
 
 def test_a_look_goes_on_until_the_queue_is_empty(resting: ListenerRig) -> None:
@@ -190,8 +163,7 @@ def test_a_look_goes_on_until_the_queue_is_empty(resting: ListenerRig) -> None:
 
 
 def test_a_command_for_another_vm_is_answered_ten_minutes_after_a_look(resting: ListenerRig) -> None:
-    resting.send("e-1", id="c", Vm="web-9")
-    resting.run(2600.0)
+    resting.send("e-1", id="c", Vm="web-9", wait=2600.0)
     assert decided(resting) == {"c": ("Rejected", "other_vm")}
     assert resting.receiver.rests
 
@@ -199,12 +171,10 @@ def test_a_command_for_another_vm_is_answered_ten_minutes_after_a_look(resting: 
 def test_a_look_that_fails_is_repeated_and_a_heartbeat_tells_the_last_one(resting: ListenerRig) -> None:
     looked_at = resting.receiver.status().looked_at
     resting.receiver.last_error = "the role is missing"
-    resting.send("unknown", id="c")
-    resting.run(1900.0)
+    resting.send("unknown", id="c", wait=1900.0)
     heartbeat = [event for event in resting.events() if event["type"].endswith("heartbeat.v1")][-1]
-    assert heartbeat["data"]["LookedAt"] == looked_at
-    assert heartbeat["data"]["LookError"] == "the role is missing"
-    assert resting.receipts() == []
+    told = heartbeat["data"]["LookedAt"], heartbeat["data"]["LookError"]
+    assert (told, resting.receipts()) == ((looked_at, "the role is missing"), [])
     resting.receiver.last_error = ""
     resting.run(1.0)
     assert decided(resting) == {"c": ("Rejected", "unknown_event")}

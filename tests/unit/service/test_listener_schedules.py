@@ -28,9 +28,9 @@ from bridge.runtime.program import Result
 from bridge.service import answers
 from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig
-from tests.support.machine import Machine, program
+from tests.support.machine import program
 
-SCHEDULES = int(os.environ.get("TEST_SCHEDULES", "10"))
+SCHEDULES = int(os.environ.get("TEST_SCHEDULES", "4"))
 # A change must not fail because of a schedule that it has nothing to do with: CI makes the same ones each time.
 NEW_SEED = 1 if os.environ.get("CI") else random.randrange(10**9)  # noqa: S311 - no secret
 SEED = int(os.environ.get("TEST_SCHEDULES_SEED", "0")) or NEW_SEED
@@ -61,7 +61,6 @@ class Peer:
 
     name: str
     rig: ListenerRig
-    machine: Machine
     version: int = 0
     down_until: float = 0.0
     ends_at: dict[int, float] = field(default_factory=dict)
@@ -81,16 +80,15 @@ class World:
         self.peers = [self._peer(folder, name) for name in NAMES]
 
     def _peer(self, folder: Path, name: str) -> Peer:
-        machine = Machine()
         rule = {
             "run": [program()],
             "group": True,
             "run_timeout_seconds": RUN_SECONDS,
             "max_unavailable": self.limit,
         }
-        rig = ListenerRig(folder / name, policy={}, auto=[rule], make_run=machine.make)
+        rig = ListenerRig(folder / name, policy={}, auto=[rule])
         rig.restart(vm=replace(WEB_0, name=name, vm_id=f"id-of-{name}"))
-        peer = Peer(name=name, rig=rig, machine=machine)
+        peer = Peer(name=name, rig=rig)
         rig.imds.on_post = lambda event_ids: self._posted(peer, event_ids)
         return peer
 
@@ -169,19 +167,19 @@ class World:
         if self.random.random() < 0.01:
             peer.down_until = self.now + self.random.choice([0.0, 1.0])
             peer.rig.restart()
-            peer.machine.runs.clear()
+            peer.rig.machine.runs.clear()
             peer.ends_at.clear()
-        for run in peer.machine.running:
+        for run in peer.rig.machine.running:
             ends_at = peer.ends_at.setdefault(id(run), self.now + self.random.uniform(1, RUN_SECONDS))
             if ends_at <= self.now:
                 run.result = Result(code=self.random.random() < 0.1)
-        before = len(peer.machine.runs)
+        before = len(peer.rig.machine.runs)
         peer.rig.listener.run_once(0.0)
-        for run in peer.machine.runs[before:]:
+        for run in peer.rig.machine.runs[before:]:
             self._began(peer, str(run.data["EventId"]), shown)
 
     def _began(self, peer: Peer, event_id: str, shown: list[dict[str, Any]]) -> None:
-        (event,) = (one for one in shown if one["EventId"] == event_id)
+        event = next(one for one in shown if one["EventId"] == event_id)
         is_late = self._is_late(event_id)
         has_turn = any(one.event_id == event_id for one in self.away)  # which is kept, whatever changes
         if not is_late and not has_turn:

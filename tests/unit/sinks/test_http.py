@@ -40,13 +40,9 @@ ERRORS: dict[type[DeliveryError] | None, list[int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("status", "error"), [(status, error) for error, statuses in ERRORS.items() for status in statuses]
-)
-def test_each_status_means_success_or_one_of_four_errors(
-    status: int, error: type[DeliveryError] | None
-) -> None:
-    assert webhook_error(status) is error
+@pytest.mark.parametrize("error", ERRORS)
+def test_each_status_means_success_or_one_of_four_errors(error: type[DeliveryError] | None) -> None:
+    assert [status for status in ERRORS[error] if webhook_error(status) is not error] == []
 
 
 def test_a_chat_receiver_that_is_gone_may_come_back() -> None:

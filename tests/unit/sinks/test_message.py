@@ -10,20 +10,23 @@ import pytest
 
 from bridge.config.values import check_template
 from bridge.contract.types import MAX_SESSION_CHARACTERS, session_id
+from bridge.events.model import StoredEvent
 from bridge.sinks.servicebus import to_message
 from tests.support.process import stored_event
 
 
+def properties_of(event: StoredEvent) -> dict[str | bytes, Any]:
+    return {**(to_message(event).application_properties or {})}
+
+
 def resources(*names: object) -> str:
     """Return the property `Resources` of a message."""
-    message = to_message(stored_event(1, Resources=list(names)))
-    return str((message.application_properties or {})["Resources"])
+    return str(properties_of(stored_event(1, Resources=list(names)))["Resources"])
 
 
 def test_the_names_stand_between_commas() -> None:
     assert (resources("web-0", "db-1"), resources()) == (",web-0,db-1,", ",")
-    message = to_message(stored_event(1, Resources=None))
-    assert (message.application_properties or {})["Resources"] == ","
+    assert properties_of(stored_event(1, Resources=None))["Resources"] == ","
 
 
 @pytest.mark.parametrize("letter", ["v", "é"])
@@ -78,17 +81,16 @@ def test_the_session_id_is_made_of_the_template(
 
 
 def test_an_event_of_the_vm_itself_has_no_properties_of_scheduled_events() -> None:
-    message = to_message(stored_event(1, type_="io.imdsbridge.bridge.heartbeat.v1", EventType=None))
-    assert message.correlation_id is None
-    properties = message.application_properties or {}
-    assert not {"EventType", "EventStatus", "EventSource", "Resources"} & set(properties)
+    event = stored_event(1, type_="io.imdsbridge.bridge.heartbeat.v1", EventType=None)
+    assert to_message(event).correlation_id is None
+    assert not {"EventType", "EventStatus", "EventSource", "Resources"} & set(properties_of(event))
 
 
 def test_what_a_relay_brings_need_not_have_all_that_our_own_events_have() -> None:
     envelope = {"specversion": "1.0", "id": "1", "source": "/s", "type": "com.x", "data_base64": "AAH/"}
     body = json.dumps({**envelope, "answer": True, "nothing": None}).encode()
-    message = to_message(replace(stored_event(1), id="1", body=body), session="{event}")
-    assert message.session_id == "1"
-    properties = message.application_properties or {}
+    event = replace(stored_event(1), id="1", body=body)
+    assert to_message(event, session="{event}").session_id == "1"
+    properties = properties_of(event)
     assert properties["cloudEvents_answer"] == "true"
     assert not {"cloudEvents_nothing", "cloudEvents_data_base64"} & set(properties)
