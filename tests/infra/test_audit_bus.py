@@ -14,9 +14,9 @@ import pytest
 from azure.servicebus.exceptions import MessageLockLostError
 
 from infra.consumers.audit.audit import RECEIVERS, consume
-from tests.support.audit import Json, Process, write
+from tests.support.audit import Json, Process, run_audit, write
 from tests.support.bus import Sender, message
-from tests.support.consumers import ALL, TOPIC, bus_config, run_script
+from tests.support.consumers import ALL, TOPIC, bus_config
 from tests.support.servicebus import ServiceBusLab
 
 BUS = ["--topic", TOPIC, "--subscription", ALL]
@@ -63,10 +63,11 @@ def send(bus: ServiceBusLab, events: list[Json]) -> None:
 
 
 def audited(bus: ServiceBusLab, *arguments: str | Path) -> Json:
-    env = {"SERVICEBUS_CONNECTION_STRING": bus.connection_string}
-    done = run_script("audit/audit.py", *BUS, "--json", *arguments, env=env)
-    assert done.stderr == ""
-    report: Json = json.loads(done.stdout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERVICEBUS_CONNECTION_STRING", bus.connection_string)
+        done = run_audit(*BUS, "--json", *arguments)
+    assert done.err == ""
+    report: Json = json.loads(done.out)
     return report
 
 

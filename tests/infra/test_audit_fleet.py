@@ -8,10 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 from bridge.imds.instance import Vm
-from tests.support.audit import HOUR, START, VM, Process, audit, iso
+from tests.support.audit import HOUR, START, VM, Process, audit, iso, run_audit
 from tests.support.clock import MovedClock
 from tests.support.console import shown
-from tests.support.consumers import run_script
 from tests.support.forward import Station
 from tests.support.imds import WEB_0, WEB_1, ScriptedImds
 
@@ -51,8 +50,8 @@ def test_one_clock_that_is_days_ahead_hides_no_death_and_makes_none(tmp_path: Pa
     assert any("web-1" in one and "its clock is ahead" in one for one in verdict.report["remarks"])
     verdict = audit(tmp_path, ahead.events)
     assert (verdict.code, verdict.report["silence_judged_at"]) == (0, None)
-    done = run_script("audit/audit.py", "--file", tmp_path / "events.jsonl")
-    assert done.stdout.splitlines()[-1] == (
+    done = run_audit("--file", tmp_path / "events.jsonl")
+    assert done.out.splitlines()[-1] == (
         "audit: complete, 10 events from 1 reporters, silence not judged: give --now"
     )
 
@@ -71,8 +70,8 @@ def test_vms_of_a_list_of_azure_must_have_published(tmp_path: Path) -> None:
     assert audit(tmp_path, process.events, "--expect", "WEB-0/forward", "--expect", found).code == 0
     assert audit(tmp_path, process.events, "--expect", absent, "--accept", absent).code == 0
     exported.write_text("id,name\n")
-    done = run_script("audit/audit.py", "--file", tmp_path / "events.jsonl", "--expect-list", exported)
-    assert (done.returncode, "has no ARM id of a VM" in done.stderr) == (1, True)
+    done = run_audit("--file", tmp_path / "events.jsonl", "--expect-list", exported)
+    assert (done.code, "has no ARM id of a VM" in done.err) == (1, True)
 
 
 def test_since_accepts_the_run_that_was_under_way_of_each_of_two_vms_with_one_name(tmp_path: Path) -> None:
