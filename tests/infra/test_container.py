@@ -97,7 +97,7 @@ def test_the_program_checks_a_forwarder_until_it_is_killed_and_knows_every_role(
         )
 
     with ImdsLab() as lab, Forward(tmp_path, {"imds": {"endpoint": lab.url("web-0")}}) as forward:
-        wait_until(lambda: run("--ready").stdout == "healthy\n", apart_seconds=0.1)
+        wait_until(lambda: run("--ready").stdout == "healthy\n", apart_seconds=0.5)
         forward.kill()
     done = run()
     assert (done.returncode, done.stdout) == GONE

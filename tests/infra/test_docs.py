@@ -107,12 +107,16 @@ def test_the_page_of_events_says_what_pagerduty_and_the_alerts_do() -> None:
 
 
 def test_every_sentence_about_what_was_not_tried_on_azure_leads_to_the_trial() -> None:
-    not_tried = r"(?i)\b(?:not|none|nothing|never|nobody)\b[^.|:]{0,60}\b(?:on|in|to|with) Azure\b(?! Monitor)"
+    not_tried = (
+        r"(?i)\b(?:not|none|nothing|never|nobody)\b[^.|:]{0,60}\b(?:on|in|to|with) Azure\b(?! Monitor)"
+    )
     found = []
     for page in (*PAGES, ROOT / "CHANGELOG.md"):
         paragraphs = re.split(r"\n(?:\n|- |\| )", page.read_text(encoding="utf-8"))
         if page.parent.name != "azure-trial":
-            found += [(page.name, text) for text in paragraphs if re.search(not_tried, " ".join(text.split()))]
+            found += [
+                (page.name, text) for text in paragraphs if re.search(not_tried, " ".join(text.split()))
+            ]
     assert len(found) >= 8
     assert [one for one in found if "azure-trial" not in one[1]] == []
 

@@ -33,12 +33,13 @@ RUN = [name for name in NAMES if not name.endswith(".cs") or shutil.which("dotne
 STORY = runpy.run_path(str(SNIPPETS / "story.py"))
 
 
+# Longer than LockDuration of the subscription.
 SLEEPS = {
-    ".py": "__import__('time').sleep(7)  #",
-    ".js": "await new Promise((go) => setTimeout(go, 7000)); //",
+    ".py": "__import__('time').sleep(6)  #",
+    ".js": "await new Promise((go) => setTimeout(go, 6000)); //",
 }
-SLEEPS[".go"] = "time.Sleep(7 * time.Second) //"
-SLEEPS[".cs"] = "await Task.Delay(7000); //"
+SLEEPS[".go"] = "time.Sleep(6 * time.Second) //"
+SLEEPS[".cs"] = "await Task.Delay(6000); //"
 BUILD_SECONDS = 300
 
 
