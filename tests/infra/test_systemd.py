@@ -44,7 +44,7 @@ def setting(role: str, name: str) -> str:
     return str(only(re.findall(rf"^{name}=(.*)$", unit(role).read_text(), re.MULTILINE)))
 
 
-def do(*command: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def do(*command: str | Path, cwd: str | Path = "/") -> subprocess.CompletedProcess[str]:
     given = {**environment(), "PYTHON": sys.executable, "PIP_NO_COMPILE": "1"}
     given.pop("PYTHONPATH", None)  # what is installed runs by itself
     return subprocess.run(
