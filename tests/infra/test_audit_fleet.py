@@ -13,13 +13,14 @@ from tests.support.clock import MovedClock
 from tests.support.console import shown
 from tests.support.forward import Station
 from tests.support.imds import WEB_0, WEB_1, ScriptedImds
+from tests.support.only import only
 
 
 def test_vms_with_one_name_in_two_groups_do_not_hide_each_others_death(tmp_path: Path) -> None:
     alive, dead = Process(group="shop").start().hours(96), Process(group="office").start().hours(2)
     verdict = audit(tmp_path, [*alive.events, *dead.events], "--now", iso(alive.at))
     assert (verdict.code, verdict.kinds) == (3, ["silent"])
-    (silent,) = verdict.of("silent")
+    silent = only(verdict.of("silent"))
     assert silent["source"] == VM.format("office", "web-0")
 
 
@@ -144,7 +145,7 @@ def test_a_loss_is_missing_until_it_is_accepted(tmp_path: Path) -> None:
 
 def test_what_a_loss_leaves_behind_can_be_accepted_too(tmp_path: Path) -> None:
     process = Process().start()
-    (lost,) = process.change()
+    lost = only(process.change())
     gap, run = f"{process.epoch}:2-3", process.hours(2).epoch
     rest = [
         one
@@ -252,5 +253,5 @@ def test_a_run_that_goes_on_after_its_end_is_not_over(tmp_path: Path) -> None:
 def test_numbers_that_a_heartbeat_names_must_have_arrived(tmp_path: Path) -> None:
     process = Process().start().hours(1)
     process.events[-1]["data"]["LastReporterSeq"] = 5
-    (found,) = audit(tmp_path, process.events).of("numbers")
+    found = only(audit(tmp_path, process.events).of("numbers"))
     assert (found["first"], found["last"]) == (3, 5)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.audit import Json, Process, audit, run_audit, write
+from tests.support.only import only
 
 VALUES = [None, True, -1, 1.5, 10**30, "", "x", "1e3", "12 ", "\ud800", [], [1], [None], {}, {"a": 1}]
 
@@ -26,7 +27,7 @@ def history() -> list[Json]:
 @pytest.mark.parametrize("number", [None, "17", -1, 1.5, True])
 def test_a_start_whose_number_of_the_run_before_is_none_cannot_be_read(tmp_path: Path, number: Any) -> None:
     events = history()
-    (second,) = [one for one in events if one["data"].get("PreviousEpoch")]
+    second = only(one for one in events if one["data"].get("PreviousEpoch"))
     second["data"]["PreviousLastReporterSeq"] = number
     verdict = audit(tmp_path, events)
     assert verdict.code == 3
@@ -62,7 +63,7 @@ def test_a_line_that_is_no_event_cannot_be_read_and_can_be_accepted(tmp_path: Pa
     file.write_text(line + "\n" + file.read_text())
     done = run_audit("--file", file, "--json")
     assert (done.code, done.err) == (3, "")
-    (found,) = json.loads(done.out)["missing"]
+    found = only(json.loads(done.out)["missing"])
     assert found["kind"] == "unreadable"
     assert "byte 0 of" in found["what"]
     assert run_audit("--file", file, "--accept", found["id"]).code == 0

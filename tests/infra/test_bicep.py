@@ -29,6 +29,7 @@ from tests.support.bicep import (
     resources,
     tree,
 )
+from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.snapshots import DATA, PARAMETERS, compare
 
@@ -175,7 +176,7 @@ def test_what_azure_would_refuse_late_is_refused_at_once(given: dict[str, Any], 
 
 
 def test_a_scale_set_has_no_extra_vms_and_more_than_a_hundred_need_several_placement_groups() -> None:
-    [(_, _, scale_set)] = resources("Microsoft.Compute/virtualMachineScaleSets")
+    _, _, scale_set = only(resources("Microsoft.Compute/virtualMachineScaleSets"))
     assert scale_set["properties"]["overprovision"] is False
     capacity, several = scale_set["sku"]["capacity"], scale_set["properties"]["singlePlacementGroup"]
     for count, single, expected in ((100, True, (100, None)), (101, False, (101, False))):
@@ -204,7 +205,7 @@ def test_no_key_is_accepted_nothing_expires_unseen_and_repeats_are_found(
 
 
 def test_the_only_rule_of_a_subscription_is_its_filter() -> None:
-    [(_, _, rule)] = resources(f"{BUS}/topics/subscriptions/rules")
+    _, _, rule = only(resources(f"{BUS}/topics/subscriptions/rules"))
     assert rule["name"] == "$Default"  # another name would leave the default rule, which matches everything
     assert tree("modules/subscription.bicep")["parameters"]["deadLetterExpired"]["default"] is True
 
@@ -298,7 +299,7 @@ def test_forward_may_publish_and_listen_may_publish_and_take_commands() -> None:
 def test_the_function_and_the_workflow_get_what_their_code_reads() -> None:
     program = (FOLDER.parent / "consumers" / "function" / "function_app.py").read_text()
     read = set(re.findall(r'environ\["(\w+)"\]|"%(\w+)%"', program))
-    [connection] = set(re.findall(r'connection="(\w+)"', program))
+    connection = only(set(re.findall(r'connection="(\w+)"', program)))
     wanted = {name for pair in read for name in pair if name}
     wanted |= {f"{connection}__fullyQualifiedNamespace", "AzureWebJobsStorage__accountName"}
     settings = [one["name"] for one in tree("modules/function.bicep")["variables"]["settings"]["value"]]
@@ -359,8 +360,8 @@ def test_dead_letters_a_topic_that_fills_up_and_throttling_are_alerts() -> None:
         assert one["location"] == "global"
         about = one["properties"]
         assert (about["scopes"], about["actions"]) == ([bus["id"]], [{"actionGroupId": action}])
-        [rule] = about["criteria"]["allOf"]
-        [dimension] = rule["dimensions"]
+        rule = only(about["criteria"]["allOf"])
+        dimension = only(rule["dimensions"])
         assert (rule["operator"], dimension["name"], dimension["operator"]) == (
             "GreaterThan",
             "EntityName",
@@ -380,7 +381,7 @@ def test_dead_letters_a_topic_that_fills_up_and_throttling_are_alerts() -> None:
     module = tree("main.bicep")["modules"]["alerts"]
     assert "condition" not in module["config"]  # whoever deploys the template has them
     assert used_in_main()["alerts"]["actionGroupIds"] == "actionGroupIds"
-    [topic] = given("modules/servicebus.bicep", f"{BUS}/topics", topicName="x", bus={})
+    topic = only(given("modules/servicebus.bicep", f"{BUS}/topics", topicName="x", bus={}))
     output = tree("modules/servicebus.bicep")["outputs"]["topicMegabytes"]["value"]
     assert topic["properties"]["maxSizeInMegabytes"] == 5120
     assert output == "topicMegabytes"
@@ -412,7 +413,7 @@ def test_private_endpoints_lead_to_both_and_public_access_is_what_the_parameters
     used = used_in_main()
     for module, type_ in (("servicebus", BUS), ("eventgrid", "Microsoft.EventGrid/topics")):
         # It is written in each deployment: what is not written, Azure may open again.
-        [one] = [config for _, _, config in resources(type_)]
+        one = only(config for _, _, config in resources(type_))
         assert one["properties"]["publicNetworkAccess"] == "publicNetworkAccess"
         assert (
             used["bus" if module == "servicebus" else "grid"]["publicNetworkAccess"] == "publicNetworkAccess"
@@ -420,9 +421,9 @@ def test_private_endpoints_lead_to_both_and_public_access_is_what_the_parameters
         assert used["bus" if module == "servicebus" else "grid"]["allowedIpRanges"] == "allowedIpRanges"
     values = {"publicNetworkAccess": "Enabled", "allowedIpRanges": ["203.0.113.0/24"]}
     rule = {"ipMask": "203.0.113.0/24", "action": "Allow"}
-    [rules] = given("modules/servicebus.bicep", f"{BUS}/networkRuleSets", **values)
+    rules = only(given("modules/servicebus.bicep", f"{BUS}/networkRuleSets", **values))
     assert (rules["properties"]["defaultAction"], rules["properties"]["ipRules"]) == ("Deny", [rule])
-    [topic] = given("modules/eventgrid.bicep", "Microsoft.EventGrid/topics", **values)
+    topic = only(given("modules/eventgrid.bicep", "Microsoft.EventGrid/topics", **values))
     assert topic["properties"]["inboundIpRules"] == [rule]
     # Without ranges the namespace's rules, perhaps made by hand, are not touched.
     condition = tree("modules/servicebus.bicep")["resources"]["network"]["config"]["condition"]
@@ -434,10 +435,9 @@ def test_private_endpoints_lead_to_both_and_public_access_is_what_the_parameters
             rf"targetId: {target}!?\.outputs\.id\n    groupId: '{group}'", (FOLDER / "main.bicep").read_text()
         )
         endpoint_of = {"name": "x", "subnetId": "/subnets/endpoints", "targetId": "/x", "groupId": group}
-        [endpoint] = given(
-            "modules/privateendpoint.bicep", "Microsoft.Network/privateEndpoints", **endpoint_of
-        )
-        [connection] = endpoint["properties"]["privateLinkServiceConnections"]
+        file, type_ = "modules/privateendpoint.bicep", "Microsoft.Network/privateEndpoints"
+        endpoint = only(given(file, type_, **endpoint_of))
+        connection = only(endpoint["properties"]["privateLinkServiceConnections"])
         assert connection["properties"]["groupIds"] == [group]
         assert endpoint["properties"]["subnet"] == {"id": "/subnets/endpoints"}
     zones = [used[name]["dnsZoneId"] for name in ("busEndpoint", "gridEndpoint")]
@@ -466,7 +466,7 @@ def test_logs_and_metrics_of_everything_go_to_the_workspace() -> None:
 def test_the_storage_of_the_function_is_open_to_its_subnet_only(own: str) -> None:
     module = "modules/function.bicep"
     values = {"subnetId": own, "storageAllowedIpRanges": [], "network": {"id": "/networks/audit"}}
-    [account] = given(module, STORAGE, **values)
+    account = only(given(module, STORAGE, **values))
     rules = account["properties"]["networkAcls"]
     subnet = own or "/networks/audit/subnets/function"
     assert rules["defaultAction"] == "Deny"
@@ -476,8 +476,8 @@ def test_the_storage_of_the_function_is_open_to_its_subnet_only(own: str) -> Non
     assert evaluate(raw, {**variables, **values}) == subnet  # so that the app itself reaches it
     condition = tree(module)["resources"]["network"]["config"]["condition"]
     assert evaluate(condition, values) is (own == "")
-    [network] = given(module, "Microsoft.Network/virtualNetworks", **values)
-    [one] = network["properties"]["subnets"]
+    network = only(given(module, "Microsoft.Network/virtualNetworks", **values))
+    one = only(network["properties"]["subnets"])
     assert one["name"] == "function"
     assert [each["properties"]["serviceName"] for each in one["properties"]["delegations"]] == [
         "Microsoft.App/environments"  # of Flex Consumption

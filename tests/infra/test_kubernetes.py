@@ -24,6 +24,7 @@ from bridge.config.models import Config, MetricsSettings
 from bridge.console.process import STOP_SECONDS
 from bridge.service.process import LAST_SECONDS
 from infra.kubernetes.generate import README, SCHEMA, schema, table, with_table
+from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, RawServer
 from tests.support.programs import tool
@@ -49,8 +50,7 @@ def pod(role: str) -> dict[str, Any]:
 
 
 def container(role: str) -> dict[str, Any]:
-    (only,) = pod(role)["containers"]
-    return dict(only)
+    return dict(only(pod(role)["containers"]))
 
 
 def documents(name: str) -> list[dict[str, Any]]:
@@ -126,9 +126,9 @@ def test_a_pod_reaches_imds_is_not_root_has_no_right_in_the_cluster_and_writes_o
     assert security["capabilities"] == {"drop": ["ALL"]}
     mounts = {mount["name"]: mount for mount in one["volumeMounts"]}
     assert [name for name, mount in mounts.items() if not mount.get("readOnly")] == ["state", "tmp"]
-    (state,) = [volume for volume in spec["volumes"] if volume["name"] == "state"]
+    state = only(volume for volume in spec["volumes"] if volume["name"] == "state")
     assert state["hostPath"]["path"] == mounts["state"]["mountPath"] == f"{Config().state_dir}/forward"
-    (first,) = spec["initContainers"]
+    first = only(spec["initContainers"])
     # also what an earlier image with another user left, in folders of mode 0700
     assert first["command"] == ["chown", "-R", f"{user['runAsUser']}:{user['runAsGroup']}", "/state"]
     assert first["securityContext"]["capabilities"]["add"] == ["CHOWN", "DAC_READ_SEARCH"]
@@ -206,12 +206,12 @@ def everything(**more: Any) -> dict[str, Any]:
 
 def config_map(got: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     """Return the only ConfigMap of a role, which is immutable, has a hash in its name, and stays."""
-    [found] = [one for key, one in got.items() if re.fullmatch(f"ConfigMap {name}-[0-9a-f]{{10}}", key)]
+    found = only(one for key, one in got.items() if re.fullmatch(f"ConfigMap {name}-[0-9a-f]{{10}}", key))
     assert found["immutable"] is True
     assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    [workload] = [one for key, one in got.items() if re.fullmatch(f"(DaemonSet|Deployment) {name}", key)]
+    workload = only(one for key, one in got.items() if re.fullmatch(f"(DaemonSet|Deployment) {name}", key))
     volumes = workload["spec"]["template"]["spec"]["volumes"]
-    [mounted] = [one["configMap"]["name"] for one in volumes if one["name"] == "config"]
+    mounted = only(one["configMap"]["name"] for one in volumes if one["name"] == "config")
     assert mounted == found["metadata"]["name"]
     return found
 
@@ -248,7 +248,9 @@ def test_the_chart_applies_the_manifests_of_what_is_enabled(roles: set[str]) -> 
             one["spec"]["selector"]["matchLabels"].update(labels)
             template["metadata"]["labels"].update(labels)
             spec = template["spec"]
-            [config] = [each for each in found["spec"]["template"]["spec"]["volumes"] if "configMap" in each]
+            config = only(
+                each for each in found["spec"]["template"]["spec"]["volumes"] if "configMap" in each
+            )
             spec["volumes"] = [config if "configMap" in each else each for each in spec["volumes"]]
             for each in (*spec.get("initContainers", ()), *spec["containers"]):
                 each["image"] = "registry.example.org/imds-bridge:0.1.0"
@@ -364,9 +366,9 @@ def test_one_value_takes_the_flag_and_the_right_to_delete_pods_and_another_keeps
     values = {"enabled": True, "force": force, "cordonOnly": cordon_only}
     got = rendered(forward={"enabled": False}, drain=values)
     config = tomllib.loads(config_map(got, "imds-bridge-drain")["data"]["config.toml"])
-    only = ["--cordon-only"] if cordon_only else []
+    own = ["--cordon-only"] if cordon_only else []
     runs = [rule["run"][2:] for rule in config["approvals"]["auto"]]
-    assert runs == [["drain", *only, *(["--force"] if force else [])], ["drain", *only]]
+    assert runs == [["drain", *own, *(["--force"] if force else [])], ["drain", *own]]
     assert [rule["recover"][2:] for rule in config["approvals"]["auto"]] == [["recover"]] * 2
     rules = got["ClusterRole imds-bridge-imds-bridge-drain"]["rules"]
     assert [rule for rule in documents("drain.yaml")[1]["rules"] if rule not in rules] == (
@@ -388,7 +390,7 @@ def test_two_releases_have_nothing_in_common_but_the_state_on_a_node(
     for role in everything():
         found = one[f"{'Deployment' if role == 'relay' else 'DaemonSet'} web-{role}"]["spec"]
         spec = found["template"]["spec"]
-        [secret] = [each["secret"] for each in spec["volumes"] if "secret" in each]
+        secret = only(each["secret"] for each in spec["volumes"] if "secret" in each)
         assert (spec["serviceAccountName"], secret["secretName"]) == (f"web-{role}",) * 2
         selector = found["selector"]["matchLabels"]
         assert selector.items() <= found["template"]["metadata"]["labels"].items()
@@ -424,7 +426,7 @@ def test_a_pod_monitor_finds_the_pods_of_its_release_and_opens_their_port(
     assert re.match("imds-bridge", labels[monitor["spec"]["jobLabel"]])  # what the alerts expect
     open_ports = {}
     for one, port in zip(template["spec"]["containers"], ports, strict=True):
-        [named] = one["ports"]
+        named = only(one["ports"])
         assert named["containerPort"] == port
         open_ports[named["name"]] = {each["name"]: each.get("value") for each in one["env"]}
         listen = open_ports[named["name"]]["IMDS_BRIDGE__METRICS__LISTEN"]
@@ -464,7 +466,7 @@ def test_the_kubelet_asks_a_metrics_port_of_the_configuration_by_itself(
 ) -> None:
     named = [] if env is None else [{"name": "IMDS_BRIDGE__METRICS__LISTEN", "value": env}]
     got = rendered(forward={"config": config, "env": named})
-    [one] = got["DaemonSet imds-bridge-forward"]["spec"]["template"]["spec"]["containers"]
+    one = only(got["DaemonSet imds-bridge-forward"]["spec"]["template"]["spec"]["containers"])
     assert {number for _, number in asked(one).values()} == ({port} if port else set())
 
 
@@ -642,8 +644,7 @@ SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
 
 def manifest(kind: str) -> dict[str, Any]:
     """Return the only manifest of a kind."""
-    [found] = [one for name in OF_THE_CONSOLE for one in documents(name) if one["kind"] == kind]
-    return found
+    return only(one for name in OF_THE_CONSOLE for one in documents(name) if one["kind"] == kind)
 
 
 def console_pod() -> dict[str, Any]:
@@ -651,8 +652,7 @@ def console_pod() -> dict[str, Any]:
 
 
 def console_container(name: str) -> dict[str, Any]:
-    [found] = [one for one in console_pod()["containers"] if one["name"] == name]
-    return dict(found)
+    return dict(only(one for one in console_pod()["containers"] if one["name"] == name))
 
 
 def configuration(folder: Path, *, everything: bool) -> Path:
@@ -667,7 +667,7 @@ def configuration(folder: Path, *, everything: bool) -> Path:
 
 
 def test_the_kustomization_names_every_file_and_the_pod_mounts_every_configuration() -> None:
-    [kustomization] = documents("console/kustomization.yaml")
+    kustomization = only(documents("console/kustomization.yaml"))
     maps = {one["name"]: one["files"] for one in kustomization["configMapGenerator"]}
     named = {
         *kustomization["resources"],
@@ -690,7 +690,7 @@ def test_the_configuration_of_the_console_is_valid_also_with_all_that_it_suggest
     assert config.console
     assert (config.console.auth, config.console.viewer_groups) == ("proxy", ("viewer",))
     assert bool(config.approvals) == bool(config.console.approver_groups) == everything
-    [port] = console_container("console")["ports"]
+    port = only(console_container("console")["ports"])
     assert config.console.listen.endswith(f":{port['containerPort']}")
 
 
@@ -716,7 +716,7 @@ def test_one_pod_at_a_time_keeps_the_state_on_a_disk_and_has_time_to_end() -> No
     spec = manifest("Deployment")["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
     mounted = {one["name"]: one["mountPath"] for one in console_container("console")["volumeMounts"]}
-    [state] = [one for one in console_pod()["volumes"] if "persistentVolumeClaim" in one]
+    state = only(one for one in console_pod()["volumes"] if "persistentVolumeClaim" in one)
     claim = manifest("PersistentVolumeClaim")["metadata"]["name"]
     assert state["persistentVolumeClaim"]["claimName"] == claim
     assert mounted[state["name"]] == str(Config().state_dir)
@@ -725,8 +725,8 @@ def test_one_pod_at_a_time_keeps_the_state_on_a_disk_and_has_time_to_end() -> No
 
 
 def test_the_service_and_the_network_lead_only_to_the_proxy() -> None:
-    [proxy_port] = console_container("oauth2-proxy")["ports"]
-    [configured] = documents("console/oauth2-proxy.yaml")
+    proxy_port = only(console_container("oauth2-proxy")["ports"])
+    configured = only(documents("console/oauth2-proxy.yaml"))
     assert configured["server"]["bindAddress"] == f"0.0.0.0:{proxy_port['containerPort']}"
     labels = manifest("Deployment")["spec"]["template"]["metadata"]["labels"]
     service, policy = manifest("Service")["spec"], manifest("NetworkPolicy")["spec"]
@@ -742,8 +742,8 @@ def test_the_proxy_sets_every_header_that_is_believed_and_leads_back_to_the_addr
 ) -> None:
     console = load(configuration(tmp_path, everything=False), {}).console
     assert console
-    [proxy] = documents("console/oauth2-proxy.yaml")
-    [upstream] = proxy["upstreamConfig"]["upstreams"]
+    proxy = only(documents("console/oauth2-proxy.yaml"))
+    upstream = only(proxy["upstreamConfig"]["upstreams"])
     assert (upstream["path"], upstream["uri"]) == (
         "/",
         f"http://127.0.0.1:{console.listen.rpartition(':')[2]}",

@@ -18,6 +18,7 @@ from pycep import BicepParser
 from bridge.service.metrics import Meter, StatusCollector
 from infra.monitoring.generate import BICEP, COPY, DASHBOARD, FOLDER, bicep, copy, group, panels, read_rules
 from tests.support.clock import MovedClock
+from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.programs import build, run_program, tool
 from tests.support.status import bus_status, process_status, sink_status
@@ -50,7 +51,8 @@ def test_alertmanager_reads_its_example_and_sends_each_alert_to_who_is_meant() -
 def test_the_example_of_alertmanager_inhibits_alerts_that_exist() -> None:
     config = yaml.safe_load((FOLDER / "alertmanager.yaml").read_text())
     for rule in config["inhibit_rules"]:
-        for (matcher,) in (rule["source_matchers"], rule["target_matchers"]):
+        for matchers in (rule["source_matchers"], rule["target_matchers"]):
+            matcher = only(matchers)
             pattern = re.fullmatch(r'alertname=~?"(.+)"', matcher)
             assert pattern, matcher
             matched = [name for name in NAMES if re.fullmatch(pattern[1], name)]
@@ -168,7 +170,7 @@ def test_prometheus_reads_every_expression_of_the_dashboard(tmp_path: Path) -> N
 
 def test_every_metric_of_the_runbook_is_in_the_dashboard() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
-    (table,) = re.findall(r"\| metric: .*?\n\n", page, re.DOTALL)
+    table = only(re.findall(r"\| metric: .*?\n\n", page, re.DOTALL))
     listed = {
         name for line in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])
     }
