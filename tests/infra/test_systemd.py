@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bridge.cli.main import COMMANDS
 from bridge.config.loader import load
 from bridge.runtime.threads import STALL_SECONDS
 from tests.support.cli import Call
@@ -83,14 +84,15 @@ def test_the_units_differ_in_nothing_but_their_role_and_the_consoles_port(role: 
     assert settings(role) == settings("forward")
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_a_unit_exposes_little_runs_a_command_and_waits_longer_than_a_loop_may_be_silent(role: str) -> None:
-    done = do(tool("systemd-analyze"), "security", "--offline=true", "--no-pager", unit(role))
+def test_a_unit_exposes_little_runs_a_command_and_waits_longer_than_a_loop_may_be_silent() -> None:
+    """All are as that of forward, whose names are those of commands."""
+    done = do(tool("systemd-analyze"), "security", "--offline=true", "--no-pager", unit("forward"))
     exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
     assert exposure, done
     assert float(exposure[1]) <= MAX_EXPOSURE, done.stdout
-    assert run(*setting(role, "ExecStart").split()[1:], "--help").returncode == 0
-    assert float(setting(role, "WatchdogSec")) >= 2 * STALL_SECONDS
+    assert run(*setting("forward", "ExecStart").split()[1:], "--help").returncode == 0
+    assert {*ROLES} <= {*COMMANDS}
+    assert float(setting("forward", "WatchdogSec")) >= 2 * STALL_SECONDS
 
 
 # --- the script's options ---
@@ -330,11 +332,10 @@ def test_a_secret_where_only_root_can_read_it_fails_the_check(
     assert done.code == 3
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_a_missing_folder_of_secrets_stops_no_unit(role: str) -> None:
+def test_a_missing_folder_of_secrets_stops_no_unit() -> None:
     """By systemd.exec(5), what SetCredential has is taken if LoadCredential finds nothing."""
-    assert f"LoadCredential=secrets:/etc/imds-bridge/{role}.secrets\n" in unit(role).read_text()
-    assert setting(role, "SetCredential") == "secrets:none"
+    assert "LoadCredential=secrets:/etc/imds-bridge/forward.secrets\n" in unit("forward").read_text()
+    assert setting("forward", "SetCredential") == "secrets:none"
 
 
 def test_a_dry_run_of_an_installation_changes_nothing(tmp_path: Path) -> None:
