@@ -342,49 +342,31 @@ def given(file: str, type_: str, **values: Any) -> list[dict[str, Any]]:
 
 
 def test_dead_letters_a_topic_that_fills_up_and_throttling_are_alerts() -> None:
-    action, bus = "/actionGroups/on-call", {"id": "/namespaces/contoso"}
-    parameters: dict[str, Any] = {
-        "namespaceName": "contoso",
-        "topicName": "scheduled-events",
-        "topicMegabytes": 5120,
-        "tags": {},
-    }
-    alerts = given(
-        *("modules/alerts.bicep", "Microsoft.Insights/metricAlerts"),
-        **parameters,
-        actionGroupIds=[action],
-        bus=bus,
-    )
+    values = {"namespaceName": "contoso", "topicName": "scheduled-events", "topicMegabytes": 5120, "tags": {}}
+    values |= {"actionGroupIds": ["/on-call"], "bus": {"id": "/namespaces/contoso"}}
     found = {}
-    for one in alerts:
-        assert one["location"] == "global"
+    for one in given("modules/alerts.bicep", "Microsoft.Insights/metricAlerts", **values):
         about = one["properties"]
-        assert (about["scopes"], about["actions"]) == ([bus["id"]], [{"actionGroupId": action}])
         rule = only(about["criteria"]["allOf"])
         dimension = only(rule["dimensions"])
-        assert (rule["operator"], dimension["name"], dimension["operator"]) == (
-            "GreaterThan",
-            "EntityName",
-            "Include",
-        )
-        assert rule["metricNamespace"] == BUS
-        found[one["name"]] = (
-            *(rule["metricName"], rule["timeAggregation"], rule["threshold"]),
-            *dimension["values"],
-        )
+        assert (one["location"], about["scopes"]) == ("global", ["/namespaces/contoso"])
+        assert about["actions"] == [{"actionGroupId": "/on-call"}]
+        assert (rule["metricNamespace"], rule["operator"]) == (BUS, "GreaterThan")
+        assert (dimension["name"], dimension["operator"]) == ("EntityName", "Include")
+        limit = rule["metricName"], rule["timeAggregation"], rule["threshold"]
+        found[one["name"]] = (*limit, *dimension["values"])
     # The names and aggregations are those of Azure Monitor's list of metrics for this type.
     assert found == {
         "contoso-dead-letters": ("DeadletteredMessages", "Maximum", 0, "*"),
         "contoso-topic-size": ("Size", "Maximum", 5120 * 1024 * 1024 // 2, "scheduled-events"),
         "contoso-throttled": ("ThrottledRequests", "Total", 0, "*"),
     }
-    module = tree("main.bicep")["modules"]["alerts"]
-    assert "condition" not in module["config"]  # whoever deploys the template has them
+    # Whoever deploys the template has them.
+    assert "condition" not in tree("main.bicep")["modules"]["alerts"]["config"]
     assert used_in_main()["alerts"]["actionGroupIds"] == "actionGroupIds"
     topic = only(given("modules/servicebus.bicep", f"{BUS}/topics", topicName="x", bus={}))
-    output = tree("modules/servicebus.bicep")["outputs"]["topicMegabytes"]["value"]
     assert topic["properties"]["maxSizeInMegabytes"] == 5120
-    assert output == "topicMegabytes"
+    assert tree("modules/servicebus.bicep")["outputs"]["topicMegabytes"]["value"] == "topicMegabytes"
 
 
 def test_what_never_expires_unseen_has_an_alert_and_the_readme_says_when_it_fills_the_topic() -> None:
@@ -463,30 +445,25 @@ def test_logs_and_metrics_of_everything_go_to_the_workspace() -> None:
 def test_the_storage_of_the_function_is_open_to_its_subnet_only(own: str) -> None:
     module = "modules/function.bicep"
     values = {"subnetId": own, "storageAllowedIpRanges": [], "network": {"id": "/networks/audit"}}
-    account = only(given(module, STORAGE, **values))
-    rules = account["properties"]["networkAcls"]
     subnet = own or "/networks/audit/subnets/function"
-    assert rules["defaultAction"] == "Deny"
-    assert (rules["virtualNetworkRules"], rules["ipRules"]) == ([{"id": subnet, "action": "Allow"}], [])
-    raw = tree(module)["resources"]["app"]["config"]["properties"]["virtualNetworkSubnetId"]
+    rules = only(given(module, STORAGE, **values))["properties"]["networkAcls"]
+    opened = [{"id": subnet, "action": "Allow"}]
+    assert (rules["defaultAction"], rules["virtualNetworkRules"], rules["ipRules"]) == ("Deny", opened, [])
     variables = {name: part["value"] for name, part in tree(module)["variables"].items()}
-    assert evaluate(raw, {**variables, **values}) == subnet  # so that the app itself reaches it
+    app = evaluate(properties("Microsoft.Web/sites")["virtualNetworkSubnetId"], {**variables, **values})
+    assert app == subnet  # so that the app itself reaches it
     condition = tree(module)["resources"]["network"]["config"]["condition"]
     assert evaluate(condition, values) is (own == "")
     network = only(given(module, "Microsoft.Network/virtualNetworks", **values))
-    one = only(network["properties"]["subnets"])
-    assert one["name"] == "function"
-    assert [each["properties"]["serviceName"] for each in one["properties"]["delegations"]] == [
-        "Microsoft.App/environments"  # of Flex Consumption
-    ]
-    assert one["properties"]["serviceEndpoints"] == [{"service": "Microsoft.Storage"}]
-    used = used_in_main()["function"]
-    assert (used["subnetId"], used["storageAllowedIpRanges"]) == (
-        "functionSubnetId",
-        "functionStorageAllowedIpRanges",
-    )
-    for name in ("functionSubnetId", "functionStorageAllowedIpRanges"):
-        assert not tree("main.bicep")["parameters"][name]["default"]
+    made = only(network["properties"]["subnets"])
+    assert made["name"] == "function"
+    delegated = [one["properties"]["serviceName"] for one in made["properties"]["delegations"]]
+    assert delegated == ["Microsoft.App/environments"]  # of Flex Consumption
+    assert made["properties"]["serviceEndpoints"] == [{"service": "Microsoft.Storage"}]
+    for name in ("subnetId", "storageAllowedIpRanges"):
+        parameter = f"function{name[0].upper()}{name[1:]}"
+        assert used_in_main()["function"][name] == parameter
+        assert not tree("main.bicep")["parameters"][parameter]["default"]
 
 
 def test_the_readme_names_every_parameter_about_networks_and_alerts() -> None:

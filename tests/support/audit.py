@@ -74,20 +74,15 @@ class Process:
     def change(self, ids: Sequence[str] = ()) -> list[str]:
         """Publish a change of a scheduled event and its document; return the ids, which another VM may list, too."""
         ids = [*ids] or [str(self._id())]
-        for one in ids:
-            self.events.append(
-                self._event("scheduledevent.scheduled", {}, id=one, source=GROUP.format(self.group))
-            )
+        source = GROUP.format(self.group)
+        self.events += [self._event("scheduledevent.scheduled", {}, id=one, source=source) for one in ids]
         self._own("document.changed", CloudEventIds=[*ids])
         return ids
 
     def lose(self, count: int | None = 3, *, sink: str | None = None) -> str:
         """Publish a loss; return its id."""
-        return str(
-            self._own(
-                "bridge.loss", Reason="SizeLimit", Count=count, Sink=sink, OldestTime=None, NewestTime=None
-            )["id"]
-        )
+        about = {"Reason": "SizeLimit", "Count": count, "Sink": sink, "OldestTime": None, "NewestTime": None}
+        return str(self._own("bridge.loss", **about)["id"])
 
     def _heartbeat(self, reason: str, **data: Any) -> Process:
         self._own(
@@ -99,17 +94,9 @@ class Process:
         self.number += 1
         self.at += 1.0
         data |= {"Vm": {"Name": self.name, "VmId": self.vm_id}}
-        self.events.append(
-            self._event(
-                name,
-                data,
-                id=str(self._id()),
-                source=self.source,
-                reporter=f"{self.name}/{self.role}",
-                reporterepoch=self.epoch,
-                reporterseq=f"{self.number:012d}",
-            )
-        )
+        reporter = {"reporter": f"{self.name}/{self.role}", "reporterepoch": self.epoch}
+        reporter["reporterseq"] = f"{self.number:012d}"
+        self.events.append(self._event(name, data, id=str(self._id()), source=self.source, **reporter))
         return self.events[-1]
 
     def _event(self, name: str, data: Json, **attributes: str) -> Json:
