@@ -27,14 +27,10 @@ from tests.support.tls import Authority
 DRAIN = [sys.executable, "-c", SHORT_SLEEPS, str(KUBERNETES / "drain.py")]
 EVENT = "4CAEA225-A741-474D-A72E-428C86FCD853"
 BEFORE = {f"drain.imdsbridge.io/{name}": "of the version before" for name in (EVENT, "602D9444")}
+# Of others than the API server, which may change their mind.
 WEBHOOK = status(403, 'admission webhook "db.example.org" denied the request: the replica cannot be evicted')
-POLICY = status(
-    403, 'pods "web" is forbidden: ValidatingAdmissionPolicy "x" denied request: it cannot be evicted'
-)
-ECHO = status(
-    403,
-    'admission webhook "w" denied the request: pods "web" is forbidden: User "eve" cannot create resource "pods"',
-)
+POLICY = status(403, 'pods "web" is forbidden: ValidatingAdmissionPolicy "x" denied request: not now')
+ECHO = status(403, 'webhook "w" denied: pods "web" is forbidden: User "eve" cannot create resource "pods"')
 DISRUPTION = status(429, BUDGET, "The disruption budget web needs 2 healthy pods and has 1 currently")
 EVICT, CHANGE, LIST = ("pods/eviction", "create"), ("nodes", "patch"), ("pods", "list")
 DELETE = ("pods", "delete")
@@ -80,6 +76,16 @@ def mark_of(api: ApiServer) -> str:
 def answers(*each: Answer) -> list[Callable[[], Answer | None]]:
     left = iter(each)
     return [lambda: next(left)] * len(each)
+
+
+def hanging(times: int = 1) -> tuple[threading.Event, list[Callable[[], Answer | None]]]:
+    """Return steps that hang until the event is set."""
+    answered = threading.Event()
+
+    def hang() -> None:
+        answered.wait(LIMIT_SECONDS)
+
+    return answered, [hang] * times
 
 
 def test_it_cordons_evicts_what_has_to_leave_and_waits_until_it_is_gone(api: ApiServer, run: Run) -> None:
@@ -133,24 +139,19 @@ def test_evictions_are_asked_for_in_parallel_but_not_all_at_once(
     api: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain, "AT_ONCE", 3)
-    together, busy, most = threading.Barrier(3), 0, []
-    lock = threading.Lock()
+    together, free, was_free = threading.Barrier(3), threading.Semaphore(3), []
 
     def wait_for_the_others() -> None:
-        nonlocal busy
-        with lock:
-            busy += 1
-            most.append(busy)
+        was_free.append(free.acquire(blocking=False))
         together.wait(LIMIT_SECONDS)  # broken unless three requests are here at the same time
-        with lock:
-            busy -= 1
+        free.release()
 
     for number in range(6):
         api.add(f"web-{number}")
     api.before[EVICT] = [wait_for_the_others] * 6
     assert run()[0] == 0
     assert sorted(api.evictions) == [f"web-{number}" for number in range(6)]
-    assert max(most) == 3
+    assert was_free == [True] * 6  # never a fourth one
 
 
 @contextmanager
@@ -192,14 +193,9 @@ def test_a_drain_that_is_ended_says_what_each_budget_needs_and_leaves_the_node_c
 
 def test_a_drain_that_is_ended_while_it_waits_for_answers_says_what_it_asked_for(api: ApiServer) -> None:
     """A webhook hangs: the drain ends at once all the same, and says which requests it has sent."""
-    answered = threading.Event()
     for number in range(drain.AT_ONCE + 1):
         api.add(f"web-{number:02}")
-
-    def hang() -> None:
-        answered.wait(LIMIT_SECONDS)
-
-    api.before[EVICT] = [hang] * (drain.AT_ONCE + 1)
+    answered, api.before[EVICT] = hanging(drain.AT_ONCE + 1)
     with ended(api, lambda: api.calls.count(EVICT) == drain.AT_ONCE) as output:
         answered.set()
         line = only(output)
@@ -341,13 +337,8 @@ def test_with_force_an_eviction_that_hangs_is_not_waited_for_beyond_the_last_twe
     api: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain, "FORCE_ANSWER_SECONDS", 0.05)
-    answered = threading.Event()
     api.add("web")
-
-    def hang() -> None:
-        answered.wait(LIMIT_SECONDS)
-
-    api.before[EVICT] = [hang]
+    answered, api.before[EVICT] = hanging()
     assert run("drain", "--force", seconds_left=11)[0] == 0
     answered.set()
     assert api.deletions == ["web"]
@@ -434,14 +425,7 @@ def test_what_could_not_be_undone_is_tried_again_later(
 def test_the_readme_says_what_is_lost_and_names_every_kubernetes_event() -> None:
     text = (KUBERNETES / "README.md").read_text()
     told = set(re.findall(r'tell\("\w+", "(\w+)"', (KUBERNETES / "drain.py").read_text()))
-    assert told == {
-        "EvictionRefused",
-        "DeletionRefused",
-        "Drained",
-        "NotDrained",
-        "Uncordoned",
-        "NotUncordoned",
-    }
+    assert len(told) == 6
     assert [reason for reason in told if f"`{reason}`" not in text] == []
     assert f"{drain.AT_ONCE} at a time" in text
     assert f"until {drain.SPARE_SECONDS:g} s before NotBefore" in text
@@ -492,16 +476,10 @@ def test_with_the_configuration_of_the_pod_a_node_is_drained_approved_and_uncord
 
 
 def test_a_cordon_that_is_on_its_way_when_its_event_is_canceled_conflicts(api: ApiServer) -> None:
-    held, released = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        held.set()
-        released.wait(LIMIT_SECONDS)
-
-    api.before[CHANGE] = [hold]
+    released, api.before[CHANGE] = hanging()
     with ImdsLab() as imds, listening(api, imds) as listen:
         event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
-        wait_until(held.is_set, describe=lambda: listen)
+        wait_until(lambda: CHANGE in api.calls and not api.before[CHANGE], describe=lambda: listen)
         imds.cancel(event)
         wait_until(lambda: api.marks, describe=lambda: listen)
         released.set()
