@@ -59,19 +59,19 @@ def documents(name: str) -> list[dict[str, Any]]:
     return [json.loads(json.dumps(one)) for one in found]
 
 
-@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-def test_every_manifest_is_valid_by_the_strict_schemas_of_kubernetes(version: str) -> None:
+def validated(version: str, *files: str | Path) -> str:
+    """Check files by the schemas of a version; return what that prints."""
     command = [sys.executable, "-m", "kubernetes_validate", "--strict", "--kubernetes-version", version]
     done = subprocess.run(
-        [*command, *MANIFESTS, *OF_THE_CONSOLE],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
+        [*command, *files], cwd=FOLDER, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "WARN" not in done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_every_manifest_is_valid_by_the_strict_schemas_of_kubernetes(version: str) -> None:
+    assert "WARN" not in validated(version, *MANIFESTS, *OF_THE_CONSOLE)
 
 
 def test_the_kustomization_names_every_manifest_those_that_approve_as_a_choice() -> None:
@@ -112,29 +112,33 @@ def test_each_process_loads_its_own_configuration_with_a_port_of_its_own(role: s
 # The two differ only in their role.
 
 
+def assert_few_rights(spec: dict[str, Any], names: list[str]) -> None:
+    """Check that a pod is not root, has no right in the cluster, and writes only where something is mounted."""
+    objects = [one for name in names for one in documents(name)]
+    assert not [one["kind"] for one in objects if "Role" in one["kind"]]
+    accounts = [one["metadata"]["name"] for one in objects if one["kind"] == "ServiceAccount"]
+    assert spec["serviceAccountName"] in accounts
+    assert (spec["automountServiceAccountToken"], spec["securityContext"]["runAsNonRoot"]) == (False, True)
+    for one in spec["containers"]:
+        security = one["securityContext"]
+        assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
+        assert security["capabilities"] == {"drop": ["ALL"]}
+
+
 def test_a_pod_reaches_imds_is_not_root_has_no_right_in_the_cluster_and_writes_only_its_own_state() -> None:
     spec, one = pod("forward"), container("forward")
+    assert_few_rights(spec, [name for name in MANIFESTS if name != "drain.yaml"])
     assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    assert spec["automountServiceAccountToken"] is False
-    applied = [one for name in {*MANIFESTS} - {"drain.yaml"} for one in documents(name)]
-    assert not [one["kind"] for one in applied if "Role" in one["kind"]]
-    names = [one["metadata"]["name"] for one in applied if one["kind"] == "ServiceAccount"]
-    assert spec["serviceAccountName"] in names
-    security, user = one["securityContext"], spec["securityContext"]
-    assert user["runAsNonRoot"] is True
-    assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
-    assert security["capabilities"] == {"drop": ["ALL"]}
     mounts = {mount["name"]: mount for mount in one["volumeMounts"]}
     assert [name for name, mount in mounts.items() if not mount.get("readOnly")] == ["state", "tmp"]
     state = only(volume for volume in spec["volumes"] if volume["name"] == "state")
     assert state["hostPath"]["path"] == mounts["state"]["mountPath"] == f"{Config().state_dir}/forward"
-    first = only(spec["initContainers"])
+    first, user = only(spec["initContainers"]), spec["securityContext"]
     # also what an earlier image with another user left, in folders of mode 0700
     assert first["command"] == ["chown", "-R", f"{user['runAsUser']}:{user['runAsGroup']}", "/state"]
     assert first["securityContext"]["capabilities"]["add"] == ["CHOWN", "DAC_READ_SEARCH"]
-    assert one["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    assert (one["args"], one["terminationMessagePolicy"]) == (["forward"], "FallbackToLogsOnError")
     assert one["livenessProbe"]["terminationGracePeriodSeconds"] == 5
-    assert one["args"] == ["forward"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         command = one[probe]["exec"]["command"]
         assert command[:4] == ["python", "/opt/imds-bridge/health.py", "--role", "forward"]
@@ -327,10 +331,7 @@ def test_values_change_each_pod_and_keep_what_the_manifest_has(tmp_path: Path) -
         assert (spec["serviceAccountName"], spec["priorityClassName"]) == ("our-account", "our-class")
         assert (spec["imagePullSecrets"], spec["tolerations"]) == ([{"name": "registry"}], [toleration])
         assert spec["affinity"] == {**before.get("affinity", {}), **affinity}
-        assert spec["nodeSelector"] == {
-            "kubernetes.io/os": "linux",
-            **APART.get(role, {}).get("nodeSelector", {}),
-        }
+        assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", **values[role].get("nodeSelector", {})}
         sources = {each["name"]: each for each in spec["volumes"]}
         assert sources["config"]["configMap"]["name"] == "our-config"
         assert sources["secrets"]["secret"]["secretName"] == "our-secret"
@@ -352,11 +353,7 @@ def test_values_change_each_pod_and_keep_what_the_manifest_has(tmp_path: Path) -
     file = tmp_path / "all.yaml"
     file.write_text(yaml.safe_dump_all(got.values()))
     for version in KUBERNETES_VERSIONS:
-        command = [sys.executable, "-m", "kubernetes_validate", "--strict", "--kubernetes-version", version]
-        done = subprocess.run(
-            [*command, file], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        validated(version, file)
 
 
 @pytest.mark.parametrize(("force", "cordon_only"), [(True, False), (False, False), (True, True)])
@@ -394,15 +391,11 @@ def test_two_releases_have_nothing_in_common_but_the_state_on_a_node(
         assert (spec["serviceAccountName"], secret["secretName"]) == (f"web-{role}",) * 2
         selector = found["selector"]["matchLabels"]
         assert selector.items() <= found["template"]["metadata"]["labels"].items()
-        assert (
-            selector["app.kubernetes.io/instance"] == "web"
-        )  # the pods of the other release are not its own
+        assert selector["app.kubernetes.io/instance"] == "web"  # the other release's pods are not its own
         assert f"`web-{role}`" in config_map(one, f"web-{role}")["data"]["config.toml"]
     binding = one["ClusterRoleBinding imds-bridge-web-drain"]
-    assert (binding["roleRef"]["name"], binding["subjects"][0]["name"]) == (
-        "imds-bridge-web-drain",
-        "web-drain",
-    )
+    names = binding["roleRef"]["name"], binding["subjects"][0]["name"]
+    assert names == ("imds-bridge-web-drain", "web-drain")
 
 
 @pytest.mark.parametrize(
@@ -416,10 +409,8 @@ def test_a_pod_monitor_finds_the_pods_of_its_release_and_opens_their_port(
     got = rendered("web", **{"forward": {"enabled": False}, role: values})
     monitor, template = got[f"PodMonitor web-{role}"], workload(got, role)["template"]
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
-    assert (monitor["metadata"]["namespace"], monitor["metadata"]["labels"]["release"]) == (
-        "imds-bridge",
-        "prometheus",
-    )
+    about = monitor["metadata"]
+    assert (about["namespace"], about["labels"]["release"]) == ("imds-bridge", "prometheus")
     labels = template["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert re.match("imds-bridge", labels[monitor["spec"]["jobLabel"]])  # what the alerts expect
@@ -482,15 +473,12 @@ def cluster(config_maps: list[dict[str, Any]]) -> Iterator[list[str]]:
         for path in kinds
         if path.startswith("apis/")
     ]
+    listed = {"apiVersion": "v1", "kind": "ConfigMapList", "items": config_maps}
     answers: dict[str, Any] = {
         "version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
         "api": {"kind": "APIVersions", "versions": ["v1"]},
         "apis": {"kind": "APIGroupList", "groups": groups},
-        "api/v1/namespaces/imds-bridge/configmaps": {
-            "apiVersion": "v1",
-            "kind": "ConfigMapList",
-            "items": config_maps,
-        },
+        "api/v1/namespaces/imds-bridge/configmaps": listed,
     }
     for path, names in kinds.items():
         resources = [
@@ -517,22 +505,15 @@ def test_the_configurations_that_a_cluster_has_stay_in_the_release() -> None:
         return {"metadata": {"name": name, "labels": labels}, "data": {"config.toml": name}}
 
     # the version before had no hash; the others are another role's, another release's, and no configuration
-    items = [item("web-forward"), item("web-forward-0123456789"), item("web-forward-ca")]
-    items += [
-        item("web-listen-0123456789"),
-        item("web-forward-1123456789", "web-2"),
-        {"metadata": {"name": "x"}},
-    ]
+    kept = ["web-forward", "web-forward-0123456789"]
+    items = [*map(item, kept), item("web-forward-ca"), item("web-listen-0123456789")]
+    items += [item("web-forward-1123456789", "web-2"), {"metadata": {"name": "x"}}]
     with cluster(items) as options:
         got = rendered("web", "--dry-run=server", *options)
-    maps = {
-        name.removeprefix("ConfigMap web-forward"): one for name, one in got.items() if "ConfigMap" in name
-    }
-    assert sorted(maps)[:2] == ["", "-0123456789"]
-    assert len(maps) == 3
-    for name in ("", "-0123456789"):
-        assert maps[name]["data"] == {"config.toml": f"web-forward{name}"}
-        assert maps[name]["immutable"] is True
+    maps = {one["metadata"]["name"]: one for one in got.values() if one["kind"] == "ConfigMap"}
+    assert (sorted(maps)[:2], len(maps)) == (kept, 3)
+    for name in kept:
+        assert (maps[name]["data"], maps[name]["immutable"]) == ({"config.toml": name}, True)
         assert maps[name]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
 
 
@@ -682,18 +663,11 @@ def test_the_pod_may_run_in_a_namespace_that_is_restricted_and_has_no_right_in_t
     labels = manifest("Namespace")["metadata"]["labels"]
     assert labels == {"pod-security.kubernetes.io/enforce": "restricted"}
     spec = console_pod()
+    assert_few_rights(spec, OF_THE_CONSOLE)
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & spec.keys()
     assert not [one for one in spec["volumes"] if "hostPath" in one]
-    assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for one in spec["containers"]:
-        assert one["securityContext"]["allowPrivilegeEscalation"] is False
-        assert one["securityContext"]["readOnlyRootFilesystem"] is True
-        assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    account = manifest("ServiceAccount")
-    assert spec["serviceAccountName"] == account["metadata"]["name"]
-    assert spec["automountServiceAccountToken"] is account["automountServiceAccountToken"] is False
-    assert not [one["kind"] for name in OF_THE_CONSOLE for one in documents(name) if "Role" in one["kind"]]
+    assert manifest("ServiceAccount")["automountServiceAccountToken"] is False
 
 
 def test_one_pod_at_a_time_keeps_the_state_on_a_disk_and_has_time_to_end() -> None:
@@ -728,10 +702,8 @@ def test_the_proxy_sets_every_header_that_is_believed_and_leads_back_to_the_addr
     assert console
     proxy = only(documents("console/oauth2-proxy.yaml"))
     upstream = only(proxy["upstreamConfig"]["upstreams"])
-    assert (upstream["path"], upstream["uri"]) == (
-        "/",
-        f"http://127.0.0.1:{console.listen.rpartition(':')[2]}",
-    )
+    port = console.listen.rpartition(":")[2]
+    assert (upstream["path"], upstream["uri"]) == ("/", f"http://127.0.0.1:{port}")
     core = tomllib.loads((CONSOLE / "oauth2-proxy.cfg").read_text(encoding="utf-8"))
     assert core["redirect_url"] == f"{console.public_url}/oauth2/callback"
     assert "cookie_secure" not in core  # it is, by default
@@ -754,14 +726,9 @@ def test_every_secret_has_a_file_that_the_readme_creates_and_the_console_gets_on
     }
     volumes = {one["name"]: one["secret"] for one in console_pod()["volumes"] if "secret" in one}
     assert {one["secretName"] for one in volumes.values()} == {"imds-bridge-console"}
-    command = (
-        (FOLDER / "README.md")
-        .read_text(encoding="utf-8")
-        .partition("create secret generic imds-bridge-console")[2]
-        .partition("```")[0]
-    )
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    command = page.partition("create secret generic imds-bridge-console")[2].partition("```")[0]
     assert set(re.findall(r"--from-(?:literal|file)=([\w-]+)", command)) == read
     assert [one["key"] for one in volumes["secrets"]["items"]] == ["proxy-secret"]
-    assert [
-        one["name"] for one in console_container("console")["volumeMounts"] if one["name"] in volumes
-    ] == ["secrets"]
+    mounted = [one["name"] for one in console_container("console")["volumeMounts"]]
+    assert [name for name in mounted if name in volumes] == ["secrets"]
