@@ -204,6 +204,12 @@ def test_a_drain_that_is_ended_while_it_waits_for_answers_says_what_it_asked_for
         assert line.endswith(f"shop/web-{drain.AT_ONCE}: not asked to leave yet")
 
 
+def test_threads_do_not_hold_up_the_end_of_the_program() -> None:
+    seen: list[bool] = []
+    drain.in_parallel(lambda _: seen.append(threading.current_thread().daemon), [1, 2])
+    assert seen == [True, True]
+
+
 def test_a_drain_that_is_ended_before_it_asked_for_anything_says_that(api: ApiServer) -> None:
     api.add("web")
     api.before["nodes", "get"] = answers(*[NO_ANSWER] * 100_000)

@@ -9,7 +9,8 @@ page = ROOT / "docs" / "architecture.md"
 text = page.read_text(encoding="utf-8")
 for table in tables():
     head = table.partition("\n")[0]
-    text, replaced = re.subn(rf"{re.escape(head)}\n(?:\|.*\n)*", lambda _, new=table: f"{new}\n", text)
-    if replaced != 1:
-        raise SystemExit(f"{page}: given {replaced} tables that begin with {head}, expected 1")
+    before = re.findall(rf"{re.escape(head)}\n(?:\|.*\n)*", text)
+    if len(before) != 1:
+        raise SystemExit(f"{page}: given {len(before)} tables that begin with {head}, expected 1")
+    text = text.replace(before[0], f"{table}\n")
 page.write_text(text, encoding="utf-8")
