@@ -17,6 +17,7 @@ from bridge.config.sinks import ExecSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.program import Result, Run, _end_all
 from bridge.sinks.exec import ExecSink
+from tests.support.only import only
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its programs are scripts of a POSIX shell")
@@ -28,6 +29,10 @@ BIG = b"x" * 3_000_000  # more than a pipe holds
 def make(script: str, *, body: bytes = b"{}", timeout_seconds: float = LONG_SECONDS) -> Run:
     """Make a run of the shell, which tests use as a program."""
     return Run(["/bin/sh", "-c", script], body, {}, timeout_seconds=timeout_seconds)
+
+
+def make_sink(script: str, **settings: Any) -> ExecSink:
+    return ExecSink(ExecSettings(kind="exec", run=("/bin/sh", "-c", script), **settings))
 
 
 def outcome(script: str, **options: Any) -> Result:
@@ -130,9 +135,7 @@ def test_a_program_that_cannot_be_started_is_a_fault_of_the_setup(
 def test_the_end_of_a_program_decides_what_becomes_of_the_event(
     script: str, kind: type[DeliveryError]
 ) -> None:
-    limit_seconds = 0.5 if "sleep" in script else LONG_SECONDS
-    settings = ExecSettings(kind="exec", run=("/bin/sh", "-c", script), timeout_seconds=limit_seconds)
-    sink = ExecSink(settings)
+    sink = make_sink(script, timeout_seconds=0.5 if "sleep" in script else LONG_SECONDS)
     with pytest.raises(DeliveryError) as raised:
         sink.send([stored_event(1)])
     assert type(raised.value) is kind
@@ -140,8 +143,7 @@ def test_the_end_of_a_program_decides_what_becomes_of_the_event(
 
 
 def test_what_waits_for_a_program_is_no_backlog_until_a_run_fails(file: Path) -> None:
-    settings = ExecSettings(kind="exec", run=("/bin/sh", "-c", f"test -e {file} || exit 75"))
-    sink = ExecSink(settings)
+    sink = make_sink(f"test -e {file} || exit 75")
     assert sink.is_at_work
     with pytest.raises(Unavailable):
         sink.send([stored_event(1)])
@@ -182,35 +184,29 @@ def test_the_end_and_the_output_of_a_program_are_logged_once(caplog: pytest.LogC
     caplog.set_level("INFO")
     run = make("echo no route to the load balancer; exit 1")
     run.start()
-    wait_until(lambda: caplog.records)
-    (record,) = caplog.records
+    record = only(wait_until(lambda: caplog.records))
     assert record.getMessage() == "/bin/sh has ended: exit code 1"
     assert vars(record)["output"] == "no route to the load balancer"
 
 
-def test_a_program_gets_sigterm_when_its_process_ends(file: Path) -> None:
-    script = f"""
-import time
-from bridge.runtime.program import Run
-command = ["/bin/sh", "-c", "echo $$ > {file}; echo started; exec sleep 3600"]
-run = Run(command, b"", {{}}, timeout_seconds=3600)
-run.start()
-while not run._output:  # it is watched from now on
-    time.sleep(0.01)
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT_SECONDS)
-    wait_until(lambda: not is_alive(read_pid(file)))
-
-
-def test_a_program_that_ignores_sigterm_is_killed_before_its_process_ends(file: Path) -> None:
+@pytest.mark.parametrize(
+    ("patience_seconds", "program"),
+    [
+        pytest.param(3600, "echo started; exec sleep 3600", id="by SIGTERM"),
+        pytest.param(
+            0.3, "trap '' TERM; echo started; while :; do sleep 0.1; done", id="by SIGKILL if need be"
+        ),
+    ],
+)
+def test_a_program_ends_before_its_process(file: Path, patience_seconds: float, program: str) -> None:
     script = f"""
 import time
 from bridge.runtime import program
-program.KILL_AFTER_SECONDS = 0.3
-command = ["/bin/sh", "-c", "trap '' TERM; echo $$ > {file}; echo started; while :; do sleep 0.1; done"]
+program.KILL_AFTER_SECONDS = {patience_seconds}
+command = ["/bin/sh", "-c", "echo $$ > {file}; {program}"]
 run = program.Run(command, b"", {{}}, timeout_seconds=3600)
 run.start()
-while not run._output:
+while not run._output:  # it is watched from now on
     time.sleep(0.01)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT_SECONDS)
