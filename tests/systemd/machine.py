@@ -28,7 +28,7 @@ COMMAND_SECONDS = 400.0  # an installation on a busy machine
 def debian() -> Path:
     """Return the folder of a Debian 12 with systemd; skip if it cannot be made."""
     tool("mmdebstrap")
-    command = [ROOT / "tests/support/debian", *PACKAGES]
+    command = [str(ROOT / "tests/support/debian"), *PACKAGES]
     return Path(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip())
 
 
