@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,17 @@ def webhook(inbox: Inbox, **more: Any) -> dict[str, Any]:
     return {"kind": "webhook", "url": inbox.url, "types": TYPES, "from_start": True, **more}
 
 
-def settings(imds: ImdsLab, sinks: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def settings(imds: ImdsLab, inbox: Inbox | None = None, **more: Any) -> dict[str, Any]:
+    """Return the settings of a process, which sends to the inbox if there is one."""
     given = {"endpoint": imds.url("web-0"), "poll_seconds": 0.2}
+    sinks = {"inbox": webhook(inbox)} if inbox else {}
     return {"imds": given, "stop_seconds": LIMIT_SECONDS, "sinks": sinks, **more}
+
+
+def hanging(imds: ImdsLab, inbox: Inbox, **more: Any) -> dict[str, Any]:
+    """Return the same, and let the inbox take a request and never answer."""
+    inbox.fault("timeout", count=None)
+    return settings(imds, sinks={"inbox": webhook(inbox, timeout_seconds=60)}, **more)
 
 
 def types_at(inbox: Inbox) -> list[str]:
@@ -47,7 +54,7 @@ def schedule(imds: ImdsLab) -> str:
 def test_an_event_that_appears_just_before_the_signal_is_delivered(
     imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
-    given = settings(imds, {"inbox": webhook(inbox)})
+    given = settings(imds, inbox)
     given["imds"]["poll_seconds"] = 60  # the last poll comes at once all the same
     with Forward(tmp_path, given) as forward:
         inbox.wait_for(1, LIMIT_SECONDS)
@@ -60,7 +67,7 @@ def test_a_dry_run_of_listen_publishes_a_receipt_and_approves_nothing(
     imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     sinks = {"inbox": webhook(inbox, types=["io.imdsbridge.approval.*"])}
-    given = settings(imds, sinks, approvals={"auto": [{}]})
+    given = settings(imds, sinks=sinks, approvals={"auto": [{}]})
     schedule(imds)
     with Forward(tmp_path, given, role="listen", options=["--dry-run"]) as listen:
         inbox.wait_for(1, LIMIT_SECONDS)
@@ -72,9 +79,7 @@ def test_a_dry_run_of_listen_publishes_a_receipt_and_approves_nothing(
 def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
     imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
-    inbox.fault("timeout", count=None)
-    sinks = {"inbox": webhook(inbox, timeout_seconds=60)}
-    with Forward(tmp_path, settings(imds, sinks, stop_seconds=1)) as forward:
+    with Forward(tmp_path, hanging(imds, inbox, stop_seconds=1)) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         assert forward.stop() == 0, forward
         assert forward.status()["running"] is False
@@ -82,7 +87,7 @@ def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
 
 
 def test_a_closed_stdout_pipe_does_not_end_the_process(imds: ImdsLab, tmp_path: Path) -> None:
-    with Forward(tmp_path, settings(imds, {}, stop_seconds=0.5), stdout=subprocess.PIPE) as forward:
+    with Forward(tmp_path, settings(imds, stop_seconds=0.5), stdout=subprocess.PIPE) as forward:
         assert forward.process is not None
         assert forward.process.stdout is not None
         json.loads(forward.process.stdout.readline())
@@ -93,7 +98,7 @@ def test_a_closed_stdout_pipe_does_not_end_the_process(imds: ImdsLab, tmp_path: 
 
 
 def test_a_process_without_standard_output_goes_on(imds: ImdsLab, tmp_path: Path) -> None:
-    forward = Forward(tmp_path, settings(imds, {}, stop_seconds=0.5))
+    forward = Forward(tmp_path, settings(imds, stop_seconds=0.5))
     forward._command[:0] = ["/bin/sh", "-c", 'exec "$@" >&-', "sh"]
     with forward:
         imds.wait_for(lambda: len(imds.requests()) >= 4, timeout=LIMIT_SECONDS)
@@ -103,8 +108,7 @@ def test_a_process_without_standard_output_goes_on(imds: ImdsLab, tmp_path: Path
 def test_a_log_that_nothing_reads_blocks_neither_polls_nor_the_end(
     imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
-    sinks = {"inbox": webhook(inbox)}
-    forward = Forward(tmp_path, settings(imds, sinks, log_level="debug", stop_seconds=5))
+    forward = Forward(tmp_path, settings(imds, inbox, log_level="debug", stop_seconds=5))
     unread, stderr = os.pipe()
     try:
         size = fcntl.fcntl(stderr, fcntl.F_SETPIPE_SZ, 4096)
@@ -122,16 +126,14 @@ def test_a_log_that_nothing_reads_blocks_neither_polls_nor_the_end(
 
 
 def test_a_second_signal_ends_it_at_once(imds: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
-    inbox.fault("timeout", count=None)
-    patient = settings(imds, {"inbox": webhook(inbox, timeout_seconds=60)}, stop_seconds=600)
-    with Forward(tmp_path, patient) as forward:
+    with Forward(tmp_path, hanging(imds, inbox, stop_seconds=600)) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         forward.signal(signal.SIGINT)
         forward.wait_for_log("stopping")
         forward.signal(signal.SIGTERM)
         assert forward.wait() == 1
         forward.wait_for_log("second signal")
-    with Forward(tmp_path, settings(imds, {"inbox": webhook(inbox)})):
+    with Forward(tmp_path, settings(imds, inbox)):
         inbox.clear_faults()
         inbox.wait_for(1, LIMIT_SECONDS)
 
@@ -141,16 +143,14 @@ def test_a_forwarder_with_only_a_webhook_loads_nothing_that_it_does_not_need_eve
 ) -> None:
     inbox.fault(400)
     code = "import sys; from bridge.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
-    forward = Forward(tmp_path, settings(imds, {"inbox": webhook(inbox)}))
-    running = [sys.executable, "-c", code, "forward", "--config", str(forward.config)]
-    with subprocess.Popen(
-        running, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    forward = Forward(tmp_path, settings(imds, inbox))
+    forward._command[:3] = [sys.executable, "-c", code]  # of what starts bridge
+    with forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         schedule(imds)
         inbox.wait_for(1, LIMIT_SECONDS)
-        process.terminate()
-        modules = process.communicate(timeout=LIMIT_SECONDS)[0].split()
+        assert forward.stop() == 0, forward
+    modules = forward.output.read_text().split()
     assert "bridge.sinks.webhook" in modules
     unwanted = ("azure", "jinja2", "proton", "starlette", "uvicorn", "bridge.formats.slack", "bridge.lab")
     assert not [name for name in modules if name.startswith((*unwanted, "bridge.console"))]
@@ -172,11 +172,11 @@ def test_no_secret_appears_in_any_output_even_at_debug_level(
     del files["url"]
     plain = webhook(inbox, headers={"X-Key": HEADER}, bearer_token=TOKENS["token"])
     plain["url"] = f"http://127.0.0.1:9/?sig={QUERY}"
-    sinks = {"files": files, "plain": plain}
     echo = json.dumps({"you sent": list(SECRETS.values()), "to": url.read_text()})
     for status in (401, 400, 503):
         inbox.fault(status, body=echo)
-    with Forward(tmp_path / "run", settings(imds, sinks, log_level="debug", stop_seconds=0.5)) as forward:
+    given = settings(imds, sinks={"files": files, "plain": plain}, log_level="debug", stop_seconds=0.5)
+    with Forward(tmp_path / "run", given) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         token.write_text(TOKENS["token"])
         schedule(imds)
@@ -204,7 +204,7 @@ def test_no_secret_appears_in_any_output_even_at_debug_level(
 def test_what_everybody_may_write_is_logged_as_an_error_and_the_state_is_for_its_owner_alone(
     imds: ImdsLab, tmp_path: Path
 ) -> None:
-    forward = Forward(tmp_path, settings(imds, {}))
+    forward = Forward(tmp_path, settings(imds))
     forward.config.chmod(0o666)
     forward.state.mkdir(parents=True)
     forward.state.chmod(0o777)
@@ -243,7 +243,7 @@ def scrape(url: str, **headers: str) -> str:
 
 def test_a_change_is_counted_from_imds_to_the_receiver(imds: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
     sinks = {"ops": {"kind": "webhook", "url": inbox.url}}
-    with Forward(tmp_path, settings(imds, sinks, metrics={"listen": "127.0.0.1:0"})) as forward:
+    with Forward(tmp_path, settings(imds, sinks=sinks, metrics={"listen": "127.0.0.1:0"})) as forward:
         url = served(forward)
         imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=890)
         wait_until(lambda: samples(scrape(url))["deliveries_total", "delivered", "ops"] >= 3)
