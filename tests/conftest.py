@@ -38,10 +38,21 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent
 # What only Windows has is left out elsewhere: a test that never runs there is no skipped one.
 collect_ignore_glob = [] if sys.platform == "win32" else ["process/test_*windows*.py"]
+# The files of tests are in memory where there is room for them, and for programs: an outbox syncs all that it writes.
+MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder of its own in it
+ROOM_BYTES = 2 * 2**30
 WITH_SDK = ("contract", "infra", "integration")  # suites in whose process the SDK of Service Bus runs
 # What it sleeps, and what tests let it sleep: between two looks of its keep-alive thread, the rest of which every
 # close waits for, and between two looks at a link that is being opened.
 SDK_PAUSES_SECONDS = {1: 0.02, 0.05: 0.001}
+
+
+def pytest_configure() -> None:
+    """Choose where `tmp_path` is, unless that is given."""
+    if sys.platform == "linux" and os.access(MEMORY, os.W_OK) and "TMPDIR" not in os.environ:
+        room = os.statvfs(MEMORY)
+        if room.f_bavail * room.f_frsize > ROOM_BYTES and not room.f_flag & os.ST_NOEXEC:
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -145,8 +145,8 @@ install_program() {
     done
     chmod -R a+rX,go-w "$new"
     mkdir -p "$new/share/bash-completion/completions" "$new/share/zsh/site-functions"
-    "$new/bin/python" -m bridge completion bash >"$new/share/bash-completion/completions/imds-bridge"
-    "$new/bin/python" -m bridge completion zsh >"$new/share/zsh/site-functions/_imds-bridge"
+    "$new/bin/python" -P -m bridge completion bash >"$new/share/bash-completion/completions/imds-bridge"
+    "$new/bin/python" -P -m bridge completion zsh >"$new/share/zsh/site-functions/_imds-bridge"
     # With them, a later rollback or removal needs no checkout.
     mkdir "$new/systemd"
     cp "$here/install.sh" "$here"/*.service "$here/config.toml" "$new/systemd"

@@ -1,21 +1,16 @@
-"""The audit: on a recorded story, on the lab's bus, and its exit codes."""
+"""The audit on a recorded story, and its exit codes."""
 
 from __future__ import annotations
 
 import json
 import random
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from infra.consumers.audit.audit import Audit
-from tests.support.audit import Json, recording
-from tests.support.bus import Sender, message
-from tests.support.consumers import ALL, TOPIC, bus_config, run_script
-from tests.support.servicebus import ServiceBusLab
-
-BUS = ["--topic", TOPIC, "--subscription", ALL]
+from tests.support.audit import Json, recording, run_audit
+from tests.support.only import only
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +32,13 @@ def test_each_event_that_is_removed_is_found_alone(recorded: list[Json]) -> None
     assert found_in(recorded) == []
     for place, gone in enumerate(recorded):
         found = found_in([*recorded[:place], *recorded[place + 1 :]])
-        if (
-            place == len(recorded) - 1
-        ):  # the Stopping heartbeat of the last run: what follows the last heartbeat
+        if place == len(recorded) - 1:  # the last Stopping, which no heartbeat follows
             assert found == []
         elif "reporterseq" in gone:
             number = int(gone["reporterseq"])
-            (one,) = [one for one in found if one["kind"] != "event"]
-            assert (one["kind"], one["epoch"], one["first"], one["last"]) == (
-                *("numbers", gone["reporterepoch"]),
-                *(number, number),
-            )
+            one = only(one for one in found if one["kind"] != "event")
+            expected = ("numbers", gone["reporterepoch"], number, number)
+            assert (one["kind"], one["epoch"], one["first"], one["last"]) == expected
         else:
             assert [(one["kind"], one["id"]) for one in found] == [("event", gone["id"])]
 
@@ -71,20 +62,6 @@ def test_order_and_duplicates_change_nothing(recorded: list[Json]) -> None:
         assert found_in(shuffled) == []
 
 
-def test_messages_of_the_bus_are_archived_and_audited(tmp_path: Path, recorded: list[Json]) -> None:
-    archive = tmp_path / "archive.jsonl"
-    half = len(recorded) // 2
-    with ServiceBusLab(bus_config()) as bus, Sender(bus, TOPIC) as sender:
-        for part, code, verdict in ((recorded[half:], 3, "INCOMPLETE"), (recorded[:half], 0, "complete")):
-            sender.send(*(message(json.dumps(one).encode(), message_id=one["id"]) for one in part))
-            env = {"SERVICEBUS_CONNECTION_STRING": bus.connection_string}
-            done = run_script("audit/audit.py", *BUS, "--consume", archive, env=env)
-            assert (done.returncode, done.stderr) == (code, "")
-            assert done.stdout.splitlines()[-1].startswith(f"audit: {verdict}, ")
-        assert bus.entity(f"{TOPIC}/Subscriptions/{ALL}").counts.active == 0
-    assert len(archive.read_text().splitlines()) == len(recorded)
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
@@ -93,6 +70,5 @@ def test_messages_of_the_bus_are_archived_and_audited(tmp_path: Path, recorded: 
     ],
 )
 def test_an_error_is_reported_with_its_exit_code(arguments: list[str], code: int, expected: str) -> None:
-    done = run_script("audit/audit.py", *arguments)
-    assert done.returncode == code
-    assert expected in done.stderr
+    done = run_audit(*arguments)
+    assert (done.code, expected in done.err) == (code, True), done

@@ -11,21 +11,33 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusReceiver
 from azure.servicebus.exceptions import MessageLockLostError
 
 from infra.consumers.audit.audit import RECEIVERS, consume
-from tests.support.audit import Json, Process, write
+from tests.support.audit import Json, Process, run_audit, write
 from tests.support.bus import Sender, message
 from tests.support.consumers import ALL, TOPIC, bus_config, run_script
+from tests.support.process import LIMIT_SECONDS
 from tests.support.servicebus import ServiceBusLab
 
 BUS = ["--topic", TOPIC, "--subscription", ALL]
-LIMIT_SECONDS = 30
+PLACE = f"{TOPIC}/Subscriptions/{ALL}"
 
 
 @pytest.fixture
-def bus() -> Iterator[ServiceBusLab]:
+def bus(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceBusLab]:
+    """Return a bus, for whose messages an audit of this process waits only while there are any."""
+    receive = ServiceBusReceiver.receive_messages
+
+    def receive_soon(receiver: Any, count: int, *, max_wait_time: float) -> list[Any]:
+        wait_seconds = max_wait_time if lab.entity(PLACE).counts.active else 0.01
+        return receive(receiver, count, max_wait_time=wait_seconds)
+
     with ServiceBusLab(bus_config()) as lab:
+        monkeypatch.setattr(ServiceBusReceiver, "receive_messages", receive_soon)
+        monkeypatch.setattr("infra.consumers.audit.audit.RECEIVERS", 1)
+        monkeypatch.setenv("SERVICEBUS_CONNECTION_STRING", lab.connection_string)
         yield lab
 
 
@@ -62,11 +74,10 @@ def send(bus: ServiceBusLab, events: list[Json]) -> None:
         sender.send(*(message(json.dumps(one).encode(), message_id=one["id"]) for one in events))
 
 
-def audited(bus: ServiceBusLab, *arguments: str | Path) -> Json:
-    env = {"SERVICEBUS_CONNECTION_STRING": bus.connection_string}
-    done = run_script("audit/audit.py", *BUS, "--json", *arguments, env=env)
-    assert done.stderr == ""
-    report: Json = json.loads(done.stdout)
+def audited(*arguments: str | Path) -> Json:
+    done = run_audit(*BUS, "--json", *arguments)
+    assert done.err == ""
+    report: Json = json.loads(done.out)
     return report
 
 
@@ -129,7 +140,7 @@ def test_a_line_that_a_killed_audit_began_spoils_no_other(
     archive = write(tmp_path / "archive.jsonl", process.events[:2])
     archive.write_bytes(archive.read_bytes()[:size])
     send(bus, process.events[1:])
-    report = audited(bus, "--consume", archive)
+    report = audited("--consume", archive)
     assert (report["missing"], report["events"], report["duplicates"]) == ([], 3, 1 if size == -1 else 0)
     assert len(archive.read_text().splitlines()) == report["events"] + report["duplicates"]
 
@@ -137,14 +148,14 @@ def test_a_line_that_a_killed_audit_began_spoils_no_other(
 def test_an_audit_that_only_looks_reads_each_message_once(bus: ServiceBusLab, tmp_path: Path) -> None:
     process = Process().start().hours(1)
     send(bus, process.events)
-    first = audited(bus, "--state", tmp_path / "state", "--now", process.events[-1]["time"])
+    first = audited("--state", tmp_path / "state", "--now", process.events[-1]["time"])
     send(bus, process.stop().events[2:])
-    second = audited(bus, "--state", tmp_path / "state")
+    second = audited("--state", tmp_path / "state")
     assert [(one["events"], one["duplicates"], one["missing"]) for one in (first, second)] == [
         (2, 0, []),
         (3, 0, []),
     ]
-    assert bus.entity(f"{TOPIC}/Subscriptions/{ALL}").counts.active == 3
+    assert bus.entity(PLACE).counts.active == 3
 
 
 def test_what_is_new_in_the_archive_is_audited(bus: ServiceBusLab, tmp_path: Path) -> None:
@@ -152,6 +163,17 @@ def test_what_is_new_in_the_archive_is_audited(bus: ServiceBusLab, tmp_path: Pat
     now: list[Any] = ["--now", process.events[-1]["time"]]
     for events in (process.events[:2], process.stop().events[2:]):
         send(bus, events)
-        report = audited(bus, "--consume", archive, "--state", tmp_path / "state", *now)
+        report = audited("--consume", archive, "--state", tmp_path / "state", *now)
         assert (report["missing"], report["duplicates"]) == ([], 0)
         assert report["reporters"][0]["last"] == report["events"] == len(archive.read_text().splitlines())
+
+
+def test_the_program_moves_what_it_gets_to_the_archive_and_ends_with_its_verdict(
+    bus: ServiceBusLab, tmp_path: Path
+) -> None:
+    send(bus, Process().start().hours(2).events[1:])
+    done = run_script("audit/audit.py", *BUS, "--consume", tmp_path / "archive.jsonl")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.splitlines()[-1].startswith("audit: INCOMPLETE, 2 missing of 2 events")
+    assert len((tmp_path / "archive.jsonl").read_text().splitlines()) == 2
+    assert bus.entity(PLACE).counts.active == 0

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.audit import Json, Process, audit, write
-from tests.support.consumers import run_script
+from tests.support.audit import Json, Process, audit, run_audit, write
+from tests.support.only import only
 
 VALUES = [None, True, -1, 1.5, 10**30, "", "x", "1e3", "12 ", "\ud800", [], [1], [None], {}, {"a": 1}]
 
@@ -27,7 +27,7 @@ def history() -> list[Json]:
 @pytest.mark.parametrize("number", [None, "17", -1, 1.5, True])
 def test_a_start_whose_number_of_the_run_before_is_none_cannot_be_read(tmp_path: Path, number: Any) -> None:
     events = history()
-    (second,) = [one for one in events if one["data"].get("PreviousEpoch")]
+    second = only(one for one in events if one["data"].get("PreviousEpoch"))
     second["data"]["PreviousLastReporterSeq"] = number
     verdict = audit(tmp_path, events)
     assert verdict.code == 3
@@ -61,9 +61,9 @@ def test_no_value_of_any_property_ends_the_audit(tmp_path: Path) -> None:
 def test_a_line_that_is_no_event_cannot_be_read_and_can_be_accepted(tmp_path: Path, line: str) -> None:
     file = write(tmp_path / "events.jsonl", history())
     file.write_text(line + "\n" + file.read_text())
-    done = run_script("audit/audit.py", "--file", file, "--json")
-    assert (done.returncode, done.stderr) == (3, "")
-    (found,) = json.loads(done.stdout)["missing"]
+    done = run_audit("--file", file, "--json")
+    assert (done.code, done.err) == (3, "")
+    found = only(json.loads(done.out)["missing"])
     assert found["kind"] == "unreadable"
     assert "byte 0 of" in found["what"]
-    assert run_script("audit/audit.py", "--file", file, "--accept", found["id"]).returncode == 0
+    assert run_audit("--file", file, "--accept", found["id"]).code == 0

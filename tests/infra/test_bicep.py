@@ -29,6 +29,7 @@ from tests.support.bicep import (
     resources,
     tree,
 )
+from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.snapshots import DATA, PARAMETERS, compare
 
@@ -175,7 +176,7 @@ def test_what_azure_would_refuse_late_is_refused_at_once(given: dict[str, Any], 
 
 
 def test_a_scale_set_has_no_extra_vms_and_more_than_a_hundred_need_several_placement_groups() -> None:
-    [(_, _, scale_set)] = resources("Microsoft.Compute/virtualMachineScaleSets")
+    _, _, scale_set = only(resources("Microsoft.Compute/virtualMachineScaleSets"))
     assert scale_set["properties"]["overprovision"] is False
     capacity, several = scale_set["sku"]["capacity"], scale_set["properties"]["singlePlacementGroup"]
     for count, single, expected in ((100, True, (100, None)), (101, False, (101, False))):
@@ -204,7 +205,7 @@ def test_no_key_is_accepted_nothing_expires_unseen_and_repeats_are_found(
 
 
 def test_the_only_rule_of_a_subscription_is_its_filter() -> None:
-    [(_, _, rule)] = resources(f"{BUS}/topics/subscriptions/rules")
+    _, _, rule = only(resources(f"{BUS}/topics/subscriptions/rules"))
     assert rule["name"] == "$Default"  # another name would leave the default rule, which matches everything
     assert tree("modules/subscription.bicep")["parameters"]["deadLetterExpired"]["default"] is True
 
@@ -298,7 +299,7 @@ def test_forward_may_publish_and_listen_may_publish_and_take_commands() -> None:
 def test_the_function_and_the_workflow_get_what_their_code_reads() -> None:
     program = (FOLDER.parent / "consumers" / "function" / "function_app.py").read_text()
     read = set(re.findall(r'environ\["(\w+)"\]|"%(\w+)%"', program))
-    [connection] = set(re.findall(r'connection="(\w+)"', program))
+    connection = only(set(re.findall(r'connection="(\w+)"', program)))
     wanted = {name for pair in read for name in pair if name}
     wanted |= {f"{connection}__fullyQualifiedNamespace", "AzureWebJobsStorage__accountName"}
     settings = [one["name"] for one in tree("modules/function.bicep")["variables"]["settings"]["value"]]
@@ -341,49 +342,31 @@ def given(file: str, type_: str, **values: Any) -> list[dict[str, Any]]:
 
 
 def test_dead_letters_a_topic_that_fills_up_and_throttling_are_alerts() -> None:
-    action, bus = "/actionGroups/on-call", {"id": "/namespaces/contoso"}
-    parameters: dict[str, Any] = {
-        "namespaceName": "contoso",
-        "topicName": "scheduled-events",
-        "topicMegabytes": 5120,
-        "tags": {},
-    }
-    alerts = given(
-        *("modules/alerts.bicep", "Microsoft.Insights/metricAlerts"),
-        **parameters,
-        actionGroupIds=[action],
-        bus=bus,
-    )
+    values = {"namespaceName": "contoso", "topicName": "scheduled-events", "topicMegabytes": 5120, "tags": {}}
+    values |= {"actionGroupIds": ["/on-call"], "bus": {"id": "/namespaces/contoso"}}
     found = {}
-    for one in alerts:
-        assert one["location"] == "global"
+    for one in given("modules/alerts.bicep", "Microsoft.Insights/metricAlerts", **values):
         about = one["properties"]
-        assert (about["scopes"], about["actions"]) == ([bus["id"]], [{"actionGroupId": action}])
-        [rule] = about["criteria"]["allOf"]
-        [dimension] = rule["dimensions"]
-        assert (rule["operator"], dimension["name"], dimension["operator"]) == (
-            "GreaterThan",
-            "EntityName",
-            "Include",
-        )
-        assert rule["metricNamespace"] == BUS
-        found[one["name"]] = (
-            *(rule["metricName"], rule["timeAggregation"], rule["threshold"]),
-            *dimension["values"],
-        )
+        rule = only(about["criteria"]["allOf"])
+        dimension = only(rule["dimensions"])
+        assert (one["location"], about["scopes"]) == ("global", ["/namespaces/contoso"])
+        assert about["actions"] == [{"actionGroupId": "/on-call"}]
+        assert (rule["metricNamespace"], rule["operator"]) == (BUS, "GreaterThan")
+        assert (dimension["name"], dimension["operator"]) == ("EntityName", "Include")
+        limit = rule["metricName"], rule["timeAggregation"], rule["threshold"]
+        found[one["name"]] = (*limit, *dimension["values"])
     # The names and aggregations are those of Azure Monitor's list of metrics for this type.
     assert found == {
         "contoso-dead-letters": ("DeadletteredMessages", "Maximum", 0, "*"),
         "contoso-topic-size": ("Size", "Maximum", 5120 * 1024 * 1024 // 2, "scheduled-events"),
         "contoso-throttled": ("ThrottledRequests", "Total", 0, "*"),
     }
-    module = tree("main.bicep")["modules"]["alerts"]
-    assert "condition" not in module["config"]  # whoever deploys the template has them
+    # Whoever deploys the template has them.
+    assert "condition" not in tree("main.bicep")["modules"]["alerts"]["config"]
     assert used_in_main()["alerts"]["actionGroupIds"] == "actionGroupIds"
-    [topic] = given("modules/servicebus.bicep", f"{BUS}/topics", topicName="x", bus={})
-    output = tree("modules/servicebus.bicep")["outputs"]["topicMegabytes"]["value"]
+    topic = only(given("modules/servicebus.bicep", f"{BUS}/topics", topicName="x", bus={}))
     assert topic["properties"]["maxSizeInMegabytes"] == 5120
-    assert output == "topicMegabytes"
+    assert tree("modules/servicebus.bicep")["outputs"]["topicMegabytes"]["value"] == "topicMegabytes"
 
 
 def test_what_never_expires_unseen_has_an_alert_and_the_readme_says_when_it_fills_the_topic() -> None:
@@ -410,19 +393,16 @@ def test_private_endpoints_lead_to_both_and_public_access_is_what_the_parameters
     parameters = tree("main.bicep")["parameters"]
     assert parameters["publicNetworkAccess"]["default"] == "Enabled"
     used = used_in_main()
-    for module, type_ in (("servicebus", BUS), ("eventgrid", "Microsoft.EventGrid/topics")):
+    for name, type_ in (("bus", BUS), ("grid", "Microsoft.EventGrid/topics")):
         # It is written in each deployment: what is not written, Azure may open again.
-        [one] = [config for _, _, config in resources(type_)]
-        assert one["properties"]["publicNetworkAccess"] == "publicNetworkAccess"
-        assert (
-            used["bus" if module == "servicebus" else "grid"]["publicNetworkAccess"] == "publicNetworkAccess"
-        )
-        assert used["bus" if module == "servicebus" else "grid"]["allowedIpRanges"] == "allowedIpRanges"
+        assert properties(type_)["publicNetworkAccess"] == "publicNetworkAccess"
+        passed = {key: used[name][key] for key in ("publicNetworkAccess", "allowedIpRanges")}
+        assert passed == {key: key for key in passed}
     values = {"publicNetworkAccess": "Enabled", "allowedIpRanges": ["203.0.113.0/24"]}
     rule = {"ipMask": "203.0.113.0/24", "action": "Allow"}
-    [rules] = given("modules/servicebus.bicep", f"{BUS}/networkRuleSets", **values)
+    rules = only(given("modules/servicebus.bicep", f"{BUS}/networkRuleSets", **values))
     assert (rules["properties"]["defaultAction"], rules["properties"]["ipRules"]) == ("Deny", [rule])
-    [topic] = given("modules/eventgrid.bicep", "Microsoft.EventGrid/topics", **values)
+    topic = only(given("modules/eventgrid.bicep", "Microsoft.EventGrid/topics", **values))
     assert topic["properties"]["inboundIpRules"] == [rule]
     # Without ranges the namespace's rules, perhaps made by hand, are not touched.
     condition = tree("modules/servicebus.bicep")["resources"]["network"]["config"]["condition"]
@@ -434,10 +414,9 @@ def test_private_endpoints_lead_to_both_and_public_access_is_what_the_parameters
             rf"targetId: {target}!?\.outputs\.id\n    groupId: '{group}'", (FOLDER / "main.bicep").read_text()
         )
         endpoint_of = {"name": "x", "subnetId": "/subnets/endpoints", "targetId": "/x", "groupId": group}
-        [endpoint] = given(
-            "modules/privateendpoint.bicep", "Microsoft.Network/privateEndpoints", **endpoint_of
-        )
-        [connection] = endpoint["properties"]["privateLinkServiceConnections"]
+        file, type_ = "modules/privateendpoint.bicep", "Microsoft.Network/privateEndpoints"
+        endpoint = only(given(file, type_, **endpoint_of))
+        connection = only(endpoint["properties"]["privateLinkServiceConnections"])
         assert connection["properties"]["groupIds"] == [group]
         assert endpoint["properties"]["subnet"] == {"id": "/subnets/endpoints"}
     zones = [used[name]["dnsZoneId"] for name in ("busEndpoint", "gridEndpoint")]
@@ -466,30 +445,25 @@ def test_logs_and_metrics_of_everything_go_to_the_workspace() -> None:
 def test_the_storage_of_the_function_is_open_to_its_subnet_only(own: str) -> None:
     module = "modules/function.bicep"
     values = {"subnetId": own, "storageAllowedIpRanges": [], "network": {"id": "/networks/audit"}}
-    [account] = given(module, STORAGE, **values)
-    rules = account["properties"]["networkAcls"]
     subnet = own or "/networks/audit/subnets/function"
-    assert rules["defaultAction"] == "Deny"
-    assert (rules["virtualNetworkRules"], rules["ipRules"]) == ([{"id": subnet, "action": "Allow"}], [])
-    raw = tree(module)["resources"]["app"]["config"]["properties"]["virtualNetworkSubnetId"]
+    rules = only(given(module, STORAGE, **values))["properties"]["networkAcls"]
+    opened = [{"id": subnet, "action": "Allow"}]
+    assert (rules["defaultAction"], rules["virtualNetworkRules"], rules["ipRules"]) == ("Deny", opened, [])
     variables = {name: part["value"] for name, part in tree(module)["variables"].items()}
-    assert evaluate(raw, {**variables, **values}) == subnet  # so that the app itself reaches it
+    app = evaluate(properties("Microsoft.Web/sites")["virtualNetworkSubnetId"], {**variables, **values})
+    assert app == subnet  # so that the app itself reaches it
     condition = tree(module)["resources"]["network"]["config"]["condition"]
     assert evaluate(condition, values) is (own == "")
-    [network] = given(module, "Microsoft.Network/virtualNetworks", **values)
-    [one] = network["properties"]["subnets"]
-    assert one["name"] == "function"
-    assert [each["properties"]["serviceName"] for each in one["properties"]["delegations"]] == [
-        "Microsoft.App/environments"  # of Flex Consumption
-    ]
-    assert one["properties"]["serviceEndpoints"] == [{"service": "Microsoft.Storage"}]
-    used = used_in_main()["function"]
-    assert (used["subnetId"], used["storageAllowedIpRanges"]) == (
-        "functionSubnetId",
-        "functionStorageAllowedIpRanges",
-    )
-    for name in ("functionSubnetId", "functionStorageAllowedIpRanges"):
-        assert not tree("main.bicep")["parameters"][name]["default"]
+    network = only(given(module, "Microsoft.Network/virtualNetworks", **values))
+    made = only(network["properties"]["subnets"])
+    assert made["name"] == "function"
+    delegated = [one["properties"]["serviceName"] for one in made["properties"]["delegations"]]
+    assert delegated == ["Microsoft.App/environments"]  # of Flex Consumption
+    assert made["properties"]["serviceEndpoints"] == [{"service": "Microsoft.Storage"}]
+    for name in ("subnetId", "storageAllowedIpRanges"):
+        parameter = f"function{name[0].upper()}{name[1:]}"
+        assert used_in_main()["function"][name] == parameter
+        assert not tree("main.bicep")["parameters"][parameter]["default"]
 
 
 def test_the_readme_names_every_parameter_about_networks_and_alerts() -> None:
@@ -515,12 +489,3 @@ def test_the_readme_names_required_parameters_and_the_entities_that_are_deployed
         "queue": {parameters["queueName"]["default"]},
         "subscription": {"relay", "receipts"},
     }
-
-
-def test_the_changelog_deletes_the_five_roles_under_their_old_names() -> None:
-    """Azure refuses a role under a second name, and each of these has a new one."""
-    roles = ["Azure Service Bus Data Sender"] * 2
-    roles += ["Storage Blob Data Owner", "Storage Table Data Contributor", "Monitoring Metrics Publisher"]
-    text = (ROOT / "CHANGELOG.md").read_text()
-    block = text.partition('remove() { az role assignment delete --assignee "${1:?')[2].partition("```")[0]
-    assert re.findall(r"(?m)^remove .* '([\w ]+)' \"", block) == roles

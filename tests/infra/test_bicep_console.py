@@ -15,6 +15,7 @@ from bridge.console.process import STOP_SECONDS
 from tests.support.bicep import FOLDER, evaluate, properties, tree
 from tests.support.bus import SECRET
 from tests.support.console import ORIGIN, STRUCTURED, TOKEN, FleetVm, running_console
+from tests.support.only import only
 
 README = (FOLDER / "README.md").read_text()
 NAMESPACE, TOPIC, SUBSCRIPTION, QUEUE = (
@@ -54,7 +55,7 @@ def console(**parameters: Any) -> dict[str, Any]:
 
 def environment(**parameters: Any) -> dict[str, str]:
     """Return the environment that the console gets, with the values of its secrets."""
-    [container] = console(**parameters)["template"]["containers"]
+    container = only(console(**parameters)["template"]["containers"])
     return {one["name"]: one.get("value", SECRET) for one in container["env"]}
 
 
@@ -70,7 +71,7 @@ def test_the_environment_of_the_console_is_a_valid_configuration(tmp_path: Path)
     assert config.console.bus
     ingress = console()["configuration"]["ingress"]
     assert config.console.listen == f"0.0.0.0:{ingress['targetPort']}"
-    [container] = console()["template"]["containers"]
+    container = only(console()["template"]["containers"])
     assert {probe["httpGet"]["port"] for probe in container["probes"]} == {ingress["targetPort"]}
     assert (config.console.auth, config.console.viewer_groups) == ("easyauth", ("viewer",))
     assert config.console.public_url == "https://imds-console.a-b-1.westeurope.azurecontainerapps.io"
@@ -94,8 +95,8 @@ def test_the_console_may_send_commands_only_if_somebody_may_approve(tmp_path: Pa
 
 
 def test_the_secret_that_signs_commands_stays_in_the_key_vault() -> None:
-    [_, secret] = console(**SIGNED)["configuration"]["secrets"]
-    [container] = console(**SIGNED)["template"]["containers"]
+    secret = console(**SIGNED)["configuration"]["secrets"][-1]
+    container = only(console(**SIGNED)["template"]["containers"])
     assert secret["keyVaultUrl"] == SIGNED["signingSecretUrl"]
     assert secret["identity"] == PARAMETERS["identity"]["id"]
     assert [one["secretRef"] for one in container["env"] if "secretRef" in one] == [secret["name"]]
@@ -114,7 +115,7 @@ def test_people_sign_in_with_tokens_for_this_app_before_the_console_may_receive_
     names = {"federated": tree(MODULE)["variables"]["federated"]["value"], "clientId": CLIENT_ID}
     auth = evaluate(properties(f"{APP}/authConfigs"), names)
     entra = auth["identityProviders"]["azureActiveDirectory"]
-    [secret] = console()["configuration"]["secrets"]
+    secret = only(console()["configuration"]["secrets"])
     assert secret == {"name": entra["registration"]["clientSecretSettingName"], "value": CLIENT_ID}
     assert entra["validation"]["defaultAuthorizationPolicy"] == {"allowedApplications": [CLIENT_ID]}
     assert auth["platform"]["enabled"] is auth["httpSettings"]["requireHttps"] is True

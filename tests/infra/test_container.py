@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,18 +16,16 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bridge.cli.main import main
 from bridge.config.console import ConsoleSettings
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import Clock, iso_utc
 from bridge.service.metrics import MetricsServer
-from infra.container.health import _read_files, read_listen
+from infra.container.health import _read_files, main, read_listen
+from tests.support.cli import Call
 from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, RawServer, answering, environment, wait_until
 from tests.support.status import process_status, write_raw
-
-HEALTH = ROOT / "infra" / "container" / "health.py"
 
 
 def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
@@ -50,31 +48,29 @@ def test_the_image_is_made_of_files_that_are_there_and_of_no_address_of_an_index
 
 # --- the health check ---
 
-
-def health(state_dir: Path, *arguments: str, listen: str = "") -> subprocess.CompletedProcess[str]:
-    variables = {
-        "IMDS_BRIDGE__STATE_DIR": str(state_dir),
-        "IMDS_BRIDGE__METRICS__LISTEN": listen,
-        "IMDS_BRIDGE__CONSOLE__LISTEN": listen,
-        "PYTHONPATH": str(ROOT),
-    }
-    return subprocess.run(
-        [sys.executable, str(HEALTH), *arguments],
-        env=environment(variables),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
+Health = Callable[..., tuple[int, str]]
+HEALTHY = (0, "healthy\n")
+GONE = (1, "forward does not run\n")
 
 
-def is_healthy(state_dir: Path, *arguments: str) -> bool:
-    return health(state_dir, *arguments).returncode == 0
+@pytest.fixture
+def health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Health:
+    """Return a function that checks the processes of the test's folder; it returns the exit code and the reason."""
+
+    def check(*arguments: str, listen: str = "") -> tuple[int, str]:
+        monkeypatch.setenv("IMDS_BRIDGE__STATE_DIR", str(tmp_path))
+        for name in ("METRICS", "CONSOLE"):
+            monkeypatch.setenv(f"IMDS_BRIDGE__{name}__LISTEN", listen)
+        monkeypatch.setattr(sys, "argv", ["health.py", *arguments])
+        code = main()
+        return code, capsys.readouterr().out
+
+    return check
 
 
-def status(*, age_seconds: float = 0.0, role: str = "forward", **more: Any) -> dict[str, Any]:
+def status(*, age_seconds: float = 0.0, **more: Any) -> dict[str, Any]:
     written_at = iso_utc(datetime.now(UTC) - timedelta(seconds=age_seconds))
-    return {"running": True, "role": role, "written_at": written_at, "last_good_at": written_at, **more}
+    return {"running": True, "role": "forward", "written_at": written_at, "last_good_at": written_at, **more}
 
 
 @pytest.fixture
@@ -86,35 +82,43 @@ def held(tmp_path: Path) -> Iterator[StateFolder]:
     folder.release()
 
 
-def test_a_forwarder_is_alive_while_it_runs_and_ready_once_imds_has_answered(tmp_path: Path) -> None:
-    assert health(tmp_path / "state").stdout == "forward does not run\n"
-    with ImdsLab() as lab:
-        lab.fault("503", count=None)
-        with Forward(tmp_path, {"imds": {"endpoint": lab.url("web-0")}}) as forward:
-            wait_until(lambda: is_healthy(tmp_path / "state"))
-            assert not is_healthy(tmp_path / "state", "--ready")
-            lab.clear_faults()
-            wait_until(lambda: is_healthy(tmp_path / "state", "--ready"))
-            assert health(tmp_path / "state", "--role", "listen").stdout == "listen does not run\n"
-            forward.kill()
-            assert not is_healthy(tmp_path / "state")
+def test_the_program_checks_a_forwarder_until_it_is_killed_and_knows_every_role(
+    tmp_path: Path, call: Call
+) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        variables = {"IMDS_BRIDGE__STATE_DIR": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            [sys.executable, ROOT / "infra/container/health.py", *arguments],
+            env=environment(variables),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+
+    with ImdsLab() as lab, Forward(tmp_path, {"imds": {"endpoint": lab.url("web-0")}}) as forward:
+        wait_until(lambda: run("--ready").stdout == "healthy\n", apart_seconds=0.5)
+        forward.kill()
+    done = run()
+    assert (done.returncode, done.stdout) == GONE
+    roles = re.search(r"--role \{.*?\}", call("status", "--help").out)
+    assert roles
+    assert roles[0] in run("--help").stdout
 
 
-def test_a_process_whose_disk_became_read_only_counts_as_healthy(held: StateFolder, tmp_path: Path) -> None:
+def test_a_process_whose_disk_became_read_only_counts_as_healthy(held: StateFolder, health: Health) -> None:
     def call(*command: str | Path) -> int:
         return subprocess.run(command, capture_output=True, check=False).returncode
 
     write_raw(held, status(age_seconds=3600))
-    read_only = tmp_path / "read-only" / "forward"
-    read_only.mkdir(parents=True)
-    if call("mount", "--bind", held.path, read_only):
+    assert "has written no status" in health()[1]
+    if call("mount", "--bind", held.path, held.path):
         pytest.skip("no file system can be mounted here: must be superuser to use mount.")
     try:
-        assert "has written no status" in health(read_only.parent).stdout
-        assert call("mount", "-o", "remount,bind,ro", read_only) == 0
-        assert is_healthy(read_only.parent)
+        assert call("mount", "-o", "remount,bind,ro", held.path) == 0
+        assert health() == HEALTHY
     finally:
-        call("umount", read_only)
+        call("umount", held.path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -140,49 +144,71 @@ def test_a_process_whose_lock_is_another_users_file_is_alive(
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "reason"),
     [
-        {"last_good_at": None},
-        {"last_good_at": "2026-01-01T00:00:00.000Z", "last_error": "IMDS: 503"},
-        {"storage_error": "disk full"},
+        ({"last_good_at": None}, "IMDS has given no valid answer yet"),
+        ({"last_good_at": "2026-01-01T00:00:00.000Z", "last_error": "IMDS: 503"}, "IMDS: 503"),
+        ({"storage_error": "disk full"}, "disk full"),
+        ({}, ""),
     ],
+    ids=["IMDS never answered", "IMDS answers no more", "the disk is full", "nothing is wrong"],
 )
-def test_a_process_that_cannot_do_its_work_is_not_ready_and_gives_the_reason(
-    held: StateFolder, fault: dict[str, Any]
+def test_a_process_that_cannot_do_its_work_is_alive_but_not_ready_and_gives_the_reason(
+    held: StateFolder, health: Health, fault: dict[str, Any], reason: str
 ) -> None:
-    write_raw(held, status())
-    assert is_healthy(held.path.parent, "--ready")
     write_raw(held, status(**fault))
-    assert is_healthy(held.path.parent)
-    assert health(held.path.parent, "--ready").stdout != "\n"
-    assert not is_healthy(held.path.parent, "--ready")
+    assert health() == HEALTHY
+    code, text = health("--ready")
+    assert (code, reason in text) == (1 if fault else 0, True), text
 
 
-def test_the_health_check_asks_the_port_that_the_process_serves(tmp_path: Path) -> None:
+def test_the_health_check_asks_the_port_that_the_process_serves(health: Health) -> None:
     with closing(
         MetricsServer("127.0.0.1:0", role="forward", registry=CollectorRegistry(), clock=Clock())
     ) as server:
         server.start(lambda: process_status(Clock().now(), last_good_at=None, last_error="503"))
         listen = f"127.0.0.1:{server.port}"
-        assert health(tmp_path, listen=listen).stdout == "healthy\n"
-        asked = health(tmp_path, "--ready", listen=listen)
-        of_another = health(tmp_path, "--role", "listen", listen=listen)
-    assert (asked.returncode, asked.stdout) == (1, "IMDS has given no valid answer yet: 503\n")
-    assert of_another.stdout == "listen does not run\n"
+        assert health(listen=listen) == HEALTHY
+        assert health("--ready", listen=listen) == (1, "IMDS has given no valid answer yet: 503\n")
+        assert health("--role", "listen", listen=listen) == (1, "listen does not run\n")
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:1", "nonsense", "[::1]:1"])
-def test_the_status_file_is_read_where_no_port_answers(held: StateFolder, listen: str) -> None:
+def test_the_status_file_is_read_where_no_port_answers(
+    held: StateFolder, health: Health, listen: str
+) -> None:
     write_raw(held, status())
-    assert health(held.path.parent, listen=listen).stdout == "healthy\n"
+    assert health(listen=listen) == HEALTHY
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", b""])
-def test_a_port_of_another_program_is_not_believed(held: StateFolder, answer: bytes) -> None:
-    write_raw(held, status(age_seconds=3600))
+CONSOLE = b'{"ok": false, "role": "console"}'
+
+
+@pytest.mark.parametrize(
+    ("role", "answer", "reason"),
+    [
+        ("forward", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "forward does not run"),
+        ("forward", b"", "forward does not run"),
+        (
+            "console",
+            b"HTTP/1.1 503 No\r\nContent-Length: %d\r\n\r\n%b" % (len(CONSOLE), CONSOLE),
+            "/readyz of console fails",
+        ),
+    ],
+    ids=[
+        "another program is not believed",
+        "one that says nothing is not believed",
+        "a console gives no reasons",
+    ],
+)
+def test_what_a_port_answers_is_believed_only_of_the_role(
+    health: Health, monkeypatch: pytest.MonkeyPatch, role: str, answer: bytes, reason: str
+) -> None:
+    if not answer:
+        monkeypatch.setattr("infra.container.health.ASK_SECONDS", 0.1)
     with RawServer(answering(answer)) as server:
-        asked = health(held.path.parent, listen=server.url.removeprefix("http://"))
-    assert "has written no status" in asked.stdout
+        listen = server.url.removeprefix("http://")
+        assert health("--role", role, "--ready", listen=listen) == (1, f"{reason}\n")
 
 
 @pytest.mark.parametrize(
@@ -205,20 +231,3 @@ def test_the_port_is_the_one_in_the_configuration_of_the_process(
     if text is not None:
         config.write_text(text)
     assert read_listen(["imds-bridge", role, "--config", str(config)], role) == expected
-
-
-def test_the_health_check_asks_a_console_which_gives_no_reasons(tmp_path: Path) -> None:
-    body = b'{"ok": false, "role": "console"}'
-    answer = b"HTTP/1.1 503 No\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    with RawServer(answering(answer)) as server:
-        listen = server.url.removeprefix("http://")
-        ready = health(tmp_path, "--role", "console", "--ready", listen=listen)
-    assert (ready.returncode, ready.stdout) == (1, "/readyz of console fails\n")
-
-
-def test_the_health_check_knows_every_role(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        main(["status", "--help"])
-    roles = re.search(r"--role \{.*?\}", capsys.readouterr().out)
-    assert roles
-    assert roles[0] in health(tmp_path, "--help").stdout

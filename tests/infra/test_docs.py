@@ -18,6 +18,7 @@ from bridge.config.loader import load
 from bridge.contract.types import EVENT_TYPES
 from bridge.formats import pagerduty
 from infra.monitoring.generate import read_rules
+from tests.support.only import only
 from tests.support.pages import (
     PAGES,
     Block,
@@ -100,10 +101,25 @@ def test_the_page_of_events_says_what_pagerduty_and_the_alerts_do() -> None:
     said = {row[0]: row[2] for row in rows if len(row) == 4}
     for name, (action, _) in pagerduty.ACTIONS.items():
         family, _, kind = name.partition(".")
-        (what,) = (what for types, what in said.items() if f"`{family}." in types and f".{kind}.v1" in types)
+        what = only(what for types, what in said.items() if f"`{family}." in types and f".{kind}.v1" in types)
         assert action in what, name
     known = {rule["alert"] for rule in read_rules()}
     assert set(re.findall(r"ImdsBridge\w+", text)) <= known
+
+
+def test_every_sentence_about_what_was_not_tried_on_azure_leads_to_the_trial() -> None:
+    not_tried = (
+        r"(?i)\b(?:not|none|nothing|never|nobody)\b[^.|:]{0,60}\b(?:on|in|to|with) Azure\b(?! Monitor)"
+    )
+    found = []
+    for page in (*PAGES, ROOT / "CHANGELOG.md"):
+        paragraphs = re.split(r"\n(?:\n|- |\| )", page.read_text(encoding="utf-8"))
+        if page.parent.name != "azure-trial":
+            found += [
+                (page.name, text) for text in paragraphs if re.search(not_tried, " ".join(text.split()))
+            ]
+    assert len(found) >= 8
+    assert [one for one in found if "azure-trial" not in one[1]] == []
 
 
 def test_every_dependency_has_a_reason() -> None:
@@ -145,7 +161,7 @@ def test_configurations_can_be_loaded_and_their_sinks_can_render(
 
 
 def test_the_example_of_environment_variables_is_a_configuration(tmp_path: Path) -> None:
-    (block,) = (block for block in blocks(ROOT / "docs/configuration.md") if block.language == "sh")
+    block = only(block for block in blocks(ROOT / "docs/configuration.md") if block.language == "sh")
     variables = dict(word.split("=", 1) for word in shlex.split(block.text) if word != "export")
     (tmp_path / "url").write_text("https://example.org/hook")
     variables = {

@@ -21,6 +21,7 @@ from bridge.formats.samples import samples
 from bridge.http.signing import sign
 from tests.support.bus import SECRET
 from tests.support.npm import node_modules
+from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.process import environment, stored_event
 
@@ -110,5 +111,5 @@ def test_an_event_of_every_type_is_kept_once_and_whole_and_what_is_none_is_refus
     monkeypatch.setenv("SIGNING_SECRETS", "@Microsoft.KeyVault(SecretUri=https://contoso.example/signing)")
     later = replace(signed, id="later", body=signed.body.replace(signed.id.encode(), b"later"))
     call(app, later.body, sign([SECRET], later.id, AT, later.body))
-    [row] = service.get_table_client(app.TABLE).query_entities("id eq 'later'")
+    row = only(service.get_table_client(app.TABLE).query_entities("id eq 'later'"))
     assert row["SignatureFault"] == "the app cannot read SIGNING_SECRETS from the Key Vault"

@@ -20,20 +20,17 @@ from infra.kubernetes import drain
 from tests.support.consumers import SHORT_SLEEPS
 from tests.support.imds_lab import ImdsLab
 from tests.support.kubernetes import BUDGET, KUBERNETES, NO_ANSWER, Answer, ApiServer, rights, status
+from tests.support.only import only
 from tests.support.process import LIMIT_SECONDS, Forward, closed_port, environment, wait_until
 from tests.support.tls import Authority
 
-PROGRAM = str(KUBERNETES / "drain.py")
+DRAIN = [sys.executable, "-c", SHORT_SLEEPS, str(KUBERNETES / "drain.py")]
 EVENT = "4CAEA225-A741-474D-A72E-428C86FCD853"
 BEFORE = {f"drain.imdsbridge.io/{name}": "of the version before" for name in (EVENT, "602D9444")}
+# Of others than the API server, which may change their mind.
 WEBHOOK = status(403, 'admission webhook "db.example.org" denied the request: the replica cannot be evicted')
-POLICY = status(
-    403, 'pods "web" is forbidden: ValidatingAdmissionPolicy "x" denied request: it cannot be evicted'
-)
-ECHO = status(
-    403,
-    'admission webhook "w" denied the request: pods "web" is forbidden: User "eve" cannot create resource "pods"',
-)
+POLICY = status(403, 'pods "web" is forbidden: ValidatingAdmissionPolicy "x" denied request: not now')
+ECHO = status(403, 'webhook "w" denied: pods "web" is forbidden: User "eve" cannot create resource "pods"')
 DISRUPTION = status(429, BUDGET, "The disruption budget web needs 2 healthy pods and has 1 currently")
 EVICT, CHANGE, LIST = ("pods/eviction", "create"), ("nodes", "patch"), ("pods", "list")
 DELETE = ("pods", "delete")
@@ -72,14 +69,23 @@ def variables_of(api: ApiServer) -> dict[str, str]:
 
 def mark_of(api: ApiServer) -> str:
     """Return what the only mark says, without the time."""
-    [(name, value)] = api.marks.items()
-    assert name == drain.MARK
-    return value.split()[0]
+    assert [*api.marks] == [drain.MARK]
+    return api.marks[drain.MARK].split()[0]
 
 
 def answers(*each: Answer) -> list[Callable[[], Answer | None]]:
     left = iter(each)
     return [lambda: next(left)] * len(each)
+
+
+def hanging(times: int = 1) -> tuple[threading.Event, list[Callable[[], Answer | None]]]:
+    """Return steps that hang until the event is set."""
+    answered = threading.Event()
+
+    def hang() -> None:
+        answered.wait(LIMIT_SECONDS)
+
+    return answered, [hang] * times
 
 
 def test_it_cordons_evicts_what_has_to_leave_and_waits_until_it_is_gone(api: ApiServer, run: Run) -> None:
@@ -129,41 +135,30 @@ def test_a_refused_eviction_is_asked_for_again_and_holds_no_other_up(
     assert [event["type"] for event in api.events] == ["Warning", "Normal"]
 
 
-def test_what_others_refuse_when_the_node_is_cordoned_is_asked_for_again(api: ApiServer, run: Run) -> None:
-    api.before[CHANGE] = answers(WEBHOOK)
-    assert run()[0] == 0
-    assert api.is_cordoned
-
-
 def test_evictions_are_asked_for_in_parallel_but_not_all_at_once(
     api: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain, "AT_ONCE", 3)
-    together, busy, most = threading.Barrier(3), 0, []
-    lock = threading.Lock()
+    together, free, was_free = threading.Barrier(3), threading.Semaphore(3), []
 
     def wait_for_the_others() -> None:
-        nonlocal busy
-        with lock:
-            busy += 1
-            most.append(busy)
+        was_free.append(free.acquire(blocking=False))
         together.wait(LIMIT_SECONDS)  # broken unless three requests are here at the same time
-        with lock:
-            busy -= 1
+        free.release()
 
     for number in range(6):
         api.add(f"web-{number}")
     api.before[EVICT] = [wait_for_the_others] * 6
     assert run()[0] == 0
     assert sorted(api.evictions) == [f"web-{number}" for number in range(6)]
-    assert max(most) == 3
+    assert was_free == [True] * 6  # never a fourth one
 
 
 @contextmanager
 def ended(api: ApiServer, until: Callable[[], object]) -> Iterator[list[str]]:
     """Run the drain as a process and end it as soon as something is so; yield its output, when it has ended."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SHORT_SLEEPS, PROGRAM, "drain", "--account", str(api.folder)],
+        [*DRAIN, "drain", "--account", str(api.folder)],
         env=environment(variables_of(api)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -198,16 +193,12 @@ def test_a_drain_that_is_ended_says_what_each_budget_needs_and_leaves_the_node_c
 
 def test_a_drain_that_is_ended_while_it_waits_for_answers_says_what_it_asked_for(api: ApiServer) -> None:
     """A webhook hangs: the drain ends at once all the same, and says which requests it has sent."""
-    answered = threading.Event()
     for number in range(drain.AT_ONCE + 1):
         api.add(f"web-{number:02}")
-
-    def hang() -> None:
-        answered.wait(LIMIT_SECONDS)
-
-    api.before[EVICT] = [hang] * (drain.AT_ONCE + 1)
-    with ended(api, lambda: api.calls.count(EVICT) == drain.AT_ONCE) as [line]:
+    answered, api.before[EVICT] = hanging(drain.AT_ONCE + 1)
+    with ended(api, lambda: api.calls.count(EVICT) == drain.AT_ONCE) as output:
         answered.set()
+        line = only(output)
         assert f"evictions were asked for: {drain.AT_ONCE}; " in line
         assert line.count("asked to leave, not answered yet") == drain.AT_ONCE
         assert line.endswith(f"shop/web-{drain.AT_ONCE}: not asked to leave yet")
@@ -255,7 +246,7 @@ def test_a_missing_right_ends_the_drain_unless_it_is_only_to_tell_of_it_and_is_n
     assert code == (0 if missing in (DELETE, ("events", "create")) else 75)
     assert f'imds-bridge-drain" cannot {verb} resource "{resource}"' in output
     if code:
-        [(reason, message)] = api.told
+        reason, message = only(api.told)
         assert reason == "NotDrained"
         assert f'cannot {verb} resource "{resource}"' in message
 
@@ -271,9 +262,10 @@ def test_the_drain_goes_on_when_the_api_server_works_again_and_the_kubelet_has_r
     busy = status(503, "etcdserver: leader changed")
     api.before[LIST] = answers(busy, NO_ANSWER, status(429, "too many requests"))
     api.before["nodes", "get"] = [lambda: busy, replace]
+    api.before[CHANGE] = answers(WEBHOOK)
     api.before[EVICT] = answers(NO_ANSWER)
     code, output = run()
-    assert (code, api.token, [*api.pods]) == (0, "token-2", [])
+    assert (code, api.token, api.is_cordoned, [*api.pods]) == (0, "token-2", True, [])
     assert "503 etcdserver: leader changed" in output
 
 
@@ -351,13 +343,8 @@ def test_with_force_an_eviction_that_hangs_is_not_waited_for_beyond_the_last_twe
     api: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain, "FORCE_ANSWER_SECONDS", 0.05)
-    answered = threading.Event()
     api.add("web")
-
-    def hang() -> None:
-        answered.wait(LIMIT_SECONDS)
-
-    api.before[EVICT] = [hang]
+    answered, api.before[EVICT] = hanging()
     assert run("drain", "--force", seconds_left=11)[0] == 0
     answered.set()
     assert api.deletions == ["web"]
@@ -411,46 +398,40 @@ def test_who_cordons_the_node_at_the_same_time_keeps_it_cordoned(api: ApiServer,
     assert "not by a drain: it will not be uncordoned" in output
 
 
-@pytest.mark.parametrize("fault", ["down", "busy", "another authority", "no token", "no such node"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "Connection refused",
+        "503 busy",
+        "CERTIFICATE_VERIFY_FAILED",
+        "No such file",
+        '404 nodes "node-7" not found',
+    ],
+)
 def test_what_could_not_be_undone_is_tried_again_later(
     api: ApiServer, run: Run, tmp_path: Path, fault: str
 ) -> None:
     variables = {}
     match fault:
-        case "down":
+        case "Connection refused":
             with closed_port() as url:
                 variables["KUBERNETES_SERVICE_PORT"] = url.rpartition(":")[2]
-        case "busy":
+        case "503 busy":
             api.before["nodes", "get"] = answers(status(503, "busy"))
-        case "another authority":
+        case "CERTIFICATE_VERIFY_FAILED":
             (tmp_path / "ca.crt").write_bytes(Authority(tmp_path, "other").file.read_bytes())
-        case "no token":
+        case "No such file":
             (tmp_path / "token").unlink()
-        case "no such node":
+        case _:
             variables["NODE_NAME"] = "node-7"
-    expected = {
-        "down": "refused",
-        "busy": "503 busy",
-        "another authority": "CERTIFICATE_VERIFY_FAILED",
-        "no token": "No such file",
-        "no such node": '404 nodes "node-7" not found',
-    }
     code, output = run("recover", **variables)
-    assert (code, expected[fault] in output) == (75, True), output
-    assert output.startswith("drain: ")
+    assert (code, output.startswith("drain: "), fault in output) == (75, True, True), output
 
 
 def test_the_readme_says_what_is_lost_and_names_every_kubernetes_event() -> None:
     text = (KUBERNETES / "README.md").read_text()
     told = set(re.findall(r'tell\("\w+", "(\w+)"', (KUBERNETES / "drain.py").read_text()))
-    assert told == {
-        "EvictionRefused",
-        "DeletionRefused",
-        "Drained",
-        "NotDrained",
-        "Uncordoned",
-        "NotUncordoned",
-    }
+    assert len(told) == 6
     assert [reason for reason in told if f"`{reason}`" not in text] == []
     assert f"{drain.AT_ONCE} at a time" in text
     assert f"until {drain.SPARE_SECONDS:g} s before NotBefore" in text
@@ -469,43 +450,42 @@ def test_outside_a_pod_it_says_what_is_missing(
 @contextmanager
 def listening(api: ApiServer, imds: ImdsLab, vm: str = "web-0") -> Iterator[Forward]:
     """Run listen with the configuration of the pod."""
-    text = (KUBERNETES / "drain.toml").read_text().replace("/opt/imds-bridge/bin/python", sys.executable)
-    text = text.replace('"/opt/imds-bridge/drain.py"', f'"{PROGRAM}", "--account", "{api.folder}"')
-    given = {"imds": {"endpoint": imds.url(vm)}, **tomllib.loads(text)}
+    given = {"imds": {"endpoint": imds.url(vm)}, **tomllib.loads((KUBERNETES / "drain.toml").read_text())}
+    for rule in given["approvals"]["auto"]:
+        for name in ("run", "recover"):
+            assert rule[name][:2] == ["/opt/imds-bridge/bin/python", "/opt/imds-bridge/drain.py"]
+            rule[name][:2] = [*DRAIN, "--account", str(api.folder)]
     with Forward(api.folder / "listen", given, role="listen", env=api.environment) as listen:
         yield listen
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("event_type", "notice_seconds"), [("Reboot", 900), ("Preempt", 25)])
+@pytest.mark.parametrize(
+    ("event_type", "notice_seconds", "deleted", "told"),
+    [
+        ("Reboot", 900, [], ["EvictionRefused", "Drained", "Uncordoned"]),
+        ("Preempt", drain.FORCE_SECONDS, ["web"], ["Drained", "Uncordoned"]),
+    ],
+)
 def test_with_the_configuration_of_the_pod_a_node_is_drained_approved_and_uncordoned(
-    api: ApiServer, event_type: str, notice_seconds: float
+    api: ApiServer, event_type: str, notice_seconds: float, deleted: list[str], told: list[str]
 ) -> None:
     api.add("web")
-    is_refused = event_type == "Preempt"
-    api.refusals["web"] = [DISRUPTION] * (99 if is_refused else 1)
+    api.refusals["web"] = [DISRUPTION]
     with ImdsLab() as imds, listening(api, imds) as listen:
         event = imds.schedule(event_type=event_type, resources=["web-0"], notice_seconds=notice_seconds)
         wait_until(lambda: imds.approvals, describe=lambda: listen)
-        assert (api.is_cordoned, [*api.pods], api.deletions) == (True, [], ["web"] if is_refused else [])
+        assert (api.is_cordoned, [*api.pods], api.deletions) == (True, [], deleted)
         imds.complete(event)
-        wait_until(lambda: len(api.told) == 3, describe=lambda: listen)
+        wait_until(lambda: len(api.told) == len(told), describe=lambda: listen)
     assert not api.is_cordoned
-    assert [reason for reason, _ in api.told] == ["EvictionRefused", "Drained", "Uncordoned"]
+    assert [reason for reason, _ in api.told] == told
 
 
-@pytest.mark.timeout(300)
 def test_a_cordon_that_is_on_its_way_when_its_event_is_canceled_conflicts(api: ApiServer) -> None:
-    held, released = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        held.set()
-        released.wait(LIMIT_SECONDS)
-
-    api.before[CHANGE] = [hold]
+    released, api.before[CHANGE] = hanging()
     with ImdsLab() as imds, listening(api, imds) as listen:
         event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
-        wait_until(held.is_set, describe=lambda: listen)
+        wait_until(lambda: CHANGE in api.calls and not api.before[CHANGE], describe=lambda: listen)
         imds.cancel(event)
         wait_until(lambda: api.marks, describe=lambda: listen)
         released.set()
@@ -513,7 +493,6 @@ def test_a_cordon_that_is_on_its_way_when_its_event_is_canceled_conflicts(api: A
     assert (api.is_cordoned, mark_of(api)) == (False, "recovered")
 
 
-@pytest.mark.timeout(300)
 def test_an_event_of_two_nodes_drains_both_and_nobody_approves_it(tmp_path: Path) -> None:
     names = ("web-0", "web-1")
     with ImdsLab(vms=names) as imds, ExitStack() as stack:

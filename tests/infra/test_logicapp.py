@@ -17,6 +17,7 @@ import pytest
 
 from bridge.approvals.command import parse_command
 from bridge.imds.diff import Change
+from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.samples import change_event, scheduled_event, stored
 
@@ -85,7 +86,7 @@ def _call(expression: str, names: Mapping[str, Any]) -> Any:
 
 def holds(condition: Mapping[str, Any], names: Mapping[str, Any]) -> bool:
     """Evaluate a condition of an `If`."""
-    ((name, given),) = condition.items()
+    name, given = only(condition.items())
     if name == "and":
         held = [holds(one, names) for one in given]  # all of them: the service may evaluate all
         return all(held)

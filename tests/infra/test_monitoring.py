@@ -18,6 +18,7 @@ from pycep import BicepParser
 from bridge.service.metrics import Meter, StatusCollector
 from infra.monitoring.generate import BICEP, COPY, DASHBOARD, FOLDER, bicep, copy, group, panels, read_rules
 from tests.support.clock import MovedClock
+from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.programs import build, run_program, tool
 from tests.support.status import bus_status, process_status, sink_status
@@ -50,7 +51,8 @@ def test_alertmanager_reads_its_example_and_sends_each_alert_to_who_is_meant() -
 def test_the_example_of_alertmanager_inhibits_alerts_that_exist() -> None:
     config = yaml.safe_load((FOLDER / "alertmanager.yaml").read_text())
     for rule in config["inhibit_rules"]:
-        for (matcher,) in (rule["source_matchers"], rule["target_matchers"]):
+        for matchers in (rule["source_matchers"], rule["target_matchers"]):
+            matcher = only(matchers)
             pattern = re.fullmatch(r'alertname=~?"(.+)"', matcher)
             assert pattern, matcher
             matched = [name for name in NAMES if re.fullmatch(pattern[1], name)]
@@ -84,16 +86,8 @@ def known_names() -> set[str]:
     }
     outbox = Mock(storage_errors=0, **{"size_bytes.return_value": 0})
     # The console's are shown to exist by its own tests.
-    known = {
-        "up",
-        "job",
-        "loop",
-        "instance",
-        "imds_bridge_loop_progress_age_seconds",
-        "imds_bridge_console_vms",
-        "state",
-        "unheard",
-    }
+    known = {"up", "job", "loop", "instance", "imds_bridge_loop_progress_age_seconds"}
+    known |= {"imds_bridge_console_vms", "state", "unheard"}
     families = [*registry.collect()]
     for role, changed in changes.items():
         status = process_status(clock.now(), role, **changed)
@@ -168,16 +162,13 @@ def test_prometheus_reads_every_expression_of_the_dashboard(tmp_path: Path) -> N
 
 def test_every_metric_of_the_runbook_is_in_the_dashboard() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
-    (table,) = re.findall(r"\| metric: .*?\n\n", page, re.DOTALL)
-    listed = {
-        name for line in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])
-    }
+    table = only(re.findall(r"\| metric: .*?\n\n", page, re.DOTALL))
+    cells = [line.split("|")[1] for line in table.strip().splitlines()[2:]]
+    listed = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     drawn = " ".join(panel.expr for panel in panels())
     # The lost events are drawn in place of the losses.
-    assert {name for name in listed if f"imds_bridge_{name}" not in drawn} == {
-        "losses_total",
-        "clock_jumps_total",
-    }
+    missing = {name for name in listed if f"imds_bridge_{name}" not in drawn}
+    assert missing == {"losses_total", "clock_jumps_total"}
 
 
 def test_every_panel_has_a_title_of_its_own_and_chooses_the_instances() -> None:

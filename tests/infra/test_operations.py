@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.support.only import only
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -45,7 +46,7 @@ def test_the_queries_look_for_texts_that_are_logged() -> None:
 
 def test_the_pages_say_after_how_many_seconds_systemd_starts_a_unit_again() -> None:
     units = "".join(path.read_text() for path in (ROOT / "infra/systemd").glob("*.service"))
-    (seconds,) = set(re.findall(r"^RestartSec=(\d+)$", units, re.MULTILINE))
+    seconds = only(set(re.findall(r"^RestartSec=(\d+)$", units, re.MULTILINE)))
     assert re.findall(r"systemd starts it again after (\d+) s", PAGE) == [seconds]
     page = (ROOT / "infra/systemd/README.md").read_text(encoding="utf-8")
     assert re.findall(r"\*\*Restart\*\*: always, after (\d+) seconds", page) == [seconds]

@@ -38,18 +38,11 @@ def noted(tmp_path: Path, *messages: tuple[str, dict[str, Any]]) -> dict[str, An
     options = Namespace(vm="Web-0", types=["reboot"], state=tmp_path / "state.json", secret="")
     worker = Worker(options)
     for minute, (kind, more) in enumerate(messages):
-        data: dict[str, Any] = {
-            "EventId": "E1",
-            "EventType": "Reboot",
-            "EventStatus": "Scheduled",
-            "Resources": ["web-0"],
-        }
-        data |= {"NotBeforeUtc": None, "Vm": {"Name": "web-7"}, **more}
+        data: dict[str, Any] = {"EventId": "E1", "EventType": "Reboot", "EventStatus": "Scheduled"}
+        data |= {"Resources": ["web-0"], "NotBeforeUtc": None, "Vm": {"Name": "web-7"}, **more}
         data = {name: value for name, value in data.items() if value != "(missing)"}
-        event = {
-            "type": f"io.imdsbridge.scheduledevent.{kind}.v1",
-            "time": f"2026-11-20T12:{minute:02}:00.000Z",
-        }
+        at = f"2026-11-20T12:{minute:02}:00.000Z"
+        event = {"type": f"io.imdsbridge.scheduledevent.{kind}.v1", "time": at}
         message = SimpleNamespace(body=[json.dumps({**event, "data": data}).encode()], message_id="m")
         assert worker.read(message) == "e1"
         if worker.events.get("e1", {}).get("phase") == "ended":  # the command has run

@@ -22,13 +22,19 @@ WITHOUT_PROTON = (
 PROCESS = re.compile(r"starts as process (\d+)")
 
 
-def test_the_demo_plays_every_chapter_and_succeeds() -> None:
-    command = [sys.executable, "-m", "bridge", "demo", "--fast"]
+def play(*options: str) -> str:
+    """Run a demo to its end, which must be a good one; return what it prints."""
+    command = [sys.executable, "-m", "bridge", "demo", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
-    lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_demo_plays_every_chapter_and_succeeds() -> None:
+    text = play("--fast")
+    lines = text.splitlines()
     assert lines[-1] == "demo: ok, 20 published, 0 lost"
-    assert done.stdout.split()[:5] == INTRODUCTION.split()[:5]
+    assert text.split()[:5] == INTRODUCTION.split()[:5]
     assert [line.partition(". ")[2] for line in lines if re.match(r"\d\. ", line)] == [
         "An announcement reaches everyone",
         "A receiver dies, the process is killed, nothing is lost",
@@ -38,7 +44,7 @@ def test_the_demo_plays_every_chapter_and_succeeds() -> None:
     words = (re.match(r" *\d+\.\d s  (\w+)", line) for line in lines)  # of the left column
     assert {one[1] for one in words if one} == set(LEGEND)
     assert max(map(len, lines)) <= 80
-    assert "\033" not in done.stdout
+    assert "\033" not in text
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -61,8 +67,6 @@ def test_the_demo_runs_without_proton_and_removes_its_files_when_it_is_interrupt
 
 
 def test_the_console_of_the_demo_shows_its_fleet_and_ends_on_its_own() -> None:
-    command = [sys.executable, "-m", "bridge", "demo", "--console", "127.0.0.1:0", "--minutes", "0.01"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^The console is on http://127\.0\.0\.1:\d+$", done.stdout, re.MULTILINE)
-    assert "60 simulated VMs" in done.stdout
+    text = play("--console", "127.0.0.1:0", "--minutes", "0.01")
+    assert re.search(r"^The console is on http://127\.0\.0\.1:\d+$", text, re.MULTILINE)
+    assert "60 simulated VMs" in text

@@ -1,4 +1,4 @@
-"""The real `imds-bridge forward` as its own process: how it starts, runs and ends."""
+"""The real processes: how they start, run and end, what they show of secrets, and what Prometheus scrapes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.cli import Call
+from tests.support.console import STRUCTURED, TOKEN, ConsoleProcess, FleetVm, behind_proxy
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
-from tests.support.process import LIMIT_SECONDS, Forward, environment, read_outbox, run, wait_until
+from tests.support.process import LIMIT_SECONDS, Forward, environment, read_outbox, wait_until
+from tests.support.programs import tool
 
 TYPES = [f"io.imdsbridge.{name}.*" for name in ("scheduledevent", "document", "imds")]
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
@@ -25,9 +30,17 @@ def webhook(inbox: Inbox, **more: Any) -> dict[str, Any]:
     return {"kind": "webhook", "url": inbox.url, "types": TYPES, "from_start": True, **more}
 
 
-def settings(imds: ImdsLab, sinks: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def settings(imds: ImdsLab, inbox: Inbox | None = None, **more: Any) -> dict[str, Any]:
+    """Return the settings of a process, which sends to the inbox if there is one."""
     given = {"endpoint": imds.url("web-0"), "poll_seconds": 0.2}
+    sinks = {"inbox": webhook(inbox)} if inbox else {}
     return {"imds": given, "stop_seconds": LIMIT_SECONDS, "sinks": sinks, **more}
+
+
+def hanging(imds: ImdsLab, inbox: Inbox, **more: Any) -> dict[str, Any]:
+    """Return the same, and let the inbox take a request and never answer."""
+    inbox.fault("timeout", count=None)
+    return settings(imds, sinks={"inbox": webhook(inbox, timeout_seconds=60)}, **more)
 
 
 def types_at(inbox: Inbox) -> list[str]:
@@ -38,18 +51,12 @@ def schedule(imds: ImdsLab) -> str:
     return imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
 
 
-def wait_for_polls(imds: ImdsLab, count: int = 2) -> None:
-    """Wait until so many requests have come from now on."""
-    before = len(imds.requests())
-    imds.wait_for(lambda: len(imds.requests()) >= before + count, timeout=LIMIT_SECONDS)
-
-
 def test_an_event_that_appears_just_before_the_signal_is_delivered(
     imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
-    slowly = {"endpoint": imds.url("web-0"), "poll_seconds": 60}  # the last poll comes at once all the same
-    with Forward(tmp_path, {**settings(imds, {"inbox": webhook(inbox)}), "imds": slowly}) as forward:
-        forward.wait_for_status(lambda status: status["sinks"]["inbox"]["backlog"] == 0)
+    given = settings(imds, inbox)
+    given["imds"]["poll_seconds"] = 60  # the last poll comes at once all the same
+    with Forward(tmp_path, given) as forward:
         inbox.wait_for(1, LIMIT_SECONDS)
         schedule(imds)
         assert forward.stop() == 0, forward
@@ -59,9 +66,9 @@ def test_an_event_that_appears_just_before_the_signal_is_delivered(
 def test_a_dry_run_of_listen_publishes_a_receipt_and_approves_nothing(
     imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
-    sinks = {"inbox": {**webhook(inbox), "types": ["io.imdsbridge.approval.*"]}}
+    sinks = {"inbox": webhook(inbox, types=["io.imdsbridge.approval.*"])}
+    given = settings(imds, sinks=sinks, approvals={"auto": [{}]})
     schedule(imds)
-    given = settings(imds, sinks, approvals={"auto": [{}]})
     with Forward(tmp_path, given, role="listen", options=["--dry-run"]) as listen:
         inbox.wait_for(1, LIMIT_SECONDS)
         assert listen.stop() == 0, listen
@@ -72,9 +79,7 @@ def test_a_dry_run_of_listen_publishes_a_receipt_and_approves_nothing(
 def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
     imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
-    inbox.fault("timeout", count=None)
-    sinks = {"inbox": webhook(inbox, timeout_seconds=60)}
-    with Forward(tmp_path, settings(imds, sinks, stop_seconds=1)) as forward:
+    with Forward(tmp_path, hanging(imds, inbox, stop_seconds=1)) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         assert forward.stop() == 0, forward
         assert forward.status()["running"] is False
@@ -82,7 +87,7 @@ def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
 
 
 def test_a_closed_stdout_pipe_does_not_end_the_process(imds: ImdsLab, tmp_path: Path) -> None:
-    with Forward(tmp_path, settings(imds, {}, stop_seconds=0.5), stdout=subprocess.PIPE) as forward:
+    with Forward(tmp_path, settings(imds, stop_seconds=0.5), stdout=subprocess.PIPE) as forward:
         assert forward.process is not None
         assert forward.process.stdout is not None
         json.loads(forward.process.stdout.readline())
@@ -93,18 +98,17 @@ def test_a_closed_stdout_pipe_does_not_end_the_process(imds: ImdsLab, tmp_path: 
 
 
 def test_a_process_without_standard_output_goes_on(imds: ImdsLab, tmp_path: Path) -> None:
-    forward = Forward(tmp_path, settings(imds, {}, stop_seconds=0.5))
+    forward = Forward(tmp_path, settings(imds, stop_seconds=0.5))
     forward._command[:0] = ["/bin/sh", "-c", 'exec "$@" >&-', "sh"]
     with forward:
-        wait_for_polls(imds, 4)
+        imds.wait_for(lambda: len(imds.requests()) >= 4, timeout=LIMIT_SECONDS)
         assert forward.stop() == 0, forward
 
 
 def test_a_log_that_nothing_reads_blocks_neither_polls_nor_the_end(
     imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
-    sinks = {"inbox": webhook(inbox)}
-    forward = Forward(tmp_path, settings(imds, sinks, log_level="debug", stop_seconds=5))
+    forward = Forward(tmp_path, settings(imds, inbox, log_level="debug", stop_seconds=5))
     unread, stderr = os.pipe()
     try:
         size = fcntl.fcntl(stderr, fcntl.F_SETPIPE_SZ, 4096)
@@ -122,16 +126,14 @@ def test_a_log_that_nothing_reads_blocks_neither_polls_nor_the_end(
 
 
 def test_a_second_signal_ends_it_at_once(imds: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
-    inbox.fault("timeout", count=None)
-    patient = {**settings(imds, {"inbox": webhook(inbox, timeout_seconds=60)}), "stop_seconds": 600}
-    with Forward(tmp_path, patient) as forward:
+    with Forward(tmp_path, hanging(imds, inbox, stop_seconds=600)) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         forward.signal(signal.SIGINT)
         forward.wait_for_log("stopping")
         forward.signal(signal.SIGTERM)
         assert forward.wait() == 1
         forward.wait_for_log("second signal")
-    with Forward(tmp_path, settings(imds, {"inbox": webhook(inbox)})):
+    with Forward(tmp_path, settings(imds, inbox)):
         inbox.clear_faults()
         inbox.wait_for(1, LIMIT_SECONDS)
 
@@ -141,54 +143,42 @@ def test_a_forwarder_with_only_a_webhook_loads_nothing_that_it_does_not_need_eve
 ) -> None:
     inbox.fault(400)
     code = "import sys; from bridge.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
-    forward = Forward(tmp_path, settings(imds, {"inbox": webhook(inbox)}))
-    running = [sys.executable, "-c", code, "forward", "--config", str(forward.config)]
-    with subprocess.Popen(
-        running, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    forward = Forward(tmp_path, settings(imds, inbox))
+    forward._command[:3] = [sys.executable, "-c", code]  # of what starts bridge
+    with forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         schedule(imds)
         inbox.wait_for(1, LIMIT_SECONDS)
-        process.terminate()
-        modules = process.communicate(timeout=LIMIT_SECONDS)[0].split()
+        assert forward.stop() == 0, forward
+    modules = forward.output.read_text().split()
     assert "bridge.sinks.webhook" in modules
     unwanted = ("azure", "jinja2", "proton", "starlette", "uvicorn", "bridge.formats.slack", "bridge.lab")
     assert not [name for name in modules if name.startswith((*unwanted, "bridge.console"))]
 
 
-SECRETS = {
-    "token": "tok-Zm9vYmFy",
-    "old": "tok-b2xkb2xk",
-    "query": "sig-cXV4cXV4+quux=",
-    "header": "key-aGVsbG8h",
-    "path": "T00000000-pathpathpath",
-}
+TOKENS = {"token": "tok-Zm9vYmFy", "old": "tok-b2xkb2xk"}
+QUERY, HEADER, PLACE = "sig-cXV4cXV4+quux=", "key-aGVsbG8h", "T00000000-pathpathpath"
+SECRETS = {**TOKENS, "query": QUERY, "header": HEADER, "path": PLACE}
 
 
 def test_no_secret_appears_in_any_output_even_at_debug_level(
-    imds: ImdsLab, inbox: Inbox, tmp_path: Path
+    imds: ImdsLab, inbox: Inbox, tmp_path: Path, call: Call
 ) -> None:
     url, token, headers = (tmp_path / name for name in ("url", "token", "headers"))
-    url.write_text(f"{inbox.base_url}/services/{SECRETS['path']}?sig={SECRETS['query']}&v=1")
-    token.write_text(SECRETS["old"])
-    headers.write_text(f"X-Api-Key: {SECRETS['header']}\n")
-    sinks = {
-        "files": webhook(inbox, bearer_token_file=token, headers_file=headers, url_file=url),
-        "plain": {
-            "kind": "webhook",
-            "url": f"http://127.0.0.1:9/?sig={SECRETS['query']}",
-            "from_start": True,
-            "headers": {"X-Key": SECRETS["header"]},
-            "bearer_token": SECRETS["token"],
-        },
-    }
-    del sinks["files"]["url"]
+    url.write_text(f"{inbox.base_url}/services/{PLACE}?sig={QUERY}&v=1")
+    token.write_text(TOKENS["old"])
+    headers.write_text(f"X-Api-Key: {HEADER}\n")
+    files = webhook(inbox, bearer_token_file=token, headers_file=headers, url_file=url)
+    del files["url"]
+    plain = webhook(inbox, headers={"X-Key": HEADER}, bearer_token=TOKENS["token"])
+    plain["url"] = f"http://127.0.0.1:9/?sig={QUERY}"
     echo = json.dumps({"you sent": list(SECRETS.values()), "to": url.read_text()})
     for status in (401, 400, 503):
         inbox.fault(status, body=echo)
-    with Forward(tmp_path / "run", settings(imds, sinks, log_level="debug", stop_seconds=0.5)) as forward:
+    given = settings(imds, sinks={"files": files, "plain": plain}, log_level="debug", stop_seconds=0.5)
+    with Forward(tmp_path / "run", given) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
-        token.write_text(SECRETS["token"])
+        token.write_text(TOKENS["token"])
         schedule(imds)
         inbox.wait_for(1, LIMIT_SECONDS)
         wait_until(lambda: read_outbox(forward.state).dead)
@@ -197,16 +187,15 @@ def test_no_secret_appears_in_any_output_even_at_debug_level(
         schedule(imds)
         forward.wait_for_log("a secret file cannot be used")
         forward.wait_for_status(lambda status: status["sinks"]["plain"]["state"] == "retrying")
-        outputs = [
-            run(*f"{command} --config {forward.config}".split())
-            for command in ("status", "status --json", "outbox list --dead")
-        ]
-        token.write_text(SECRETS["token"])
-        outputs.append(run("check", "--config", forward.config))
+        commands = ("status", "status --json", "outbox list --dead")
+        outputs = [call(*command.split(), "--config", forward.config) for command in commands]
+        token.write_text(TOKENS["token"])
+        outputs.append(call("check", "--config", forward.config))
         assert forward.stop() == 0
     dead = str(read_outbox(forward.state).dead)
     assert "you sent" in dead
-    seen = [forward.log.read_text(), dead, *(done.stdout + done.stderr for done in outputs)]
+    seen = [forward.log.read_text(), dead, *(done.out + done.err for done in outputs)]
+    assert all(done.out for done in outputs)
     seen += [one.read_text() for one in forward.state.glob("*.json")]
     for name, secret in SECRETS.items():
         assert not [text for text in seen if secret in text], name
@@ -215,7 +204,7 @@ def test_no_secret_appears_in_any_output_even_at_debug_level(
 def test_what_everybody_may_write_is_logged_as_an_error_and_the_state_is_for_its_owner_alone(
     imds: ImdsLab, tmp_path: Path
 ) -> None:
-    forward = Forward(tmp_path, settings(imds, {}))
+    forward = Forward(tmp_path, settings(imds))
     forward.config.chmod(0o666)
     forward.state.mkdir(parents=True)
     forward.state.chmod(0o777)
@@ -228,3 +217,65 @@ def test_what_everybody_may_write_is_logged_as_an_error_and_the_state_is_for_its
         assert set(modes.values()) == {0o600}, modes
         assert {"lock", "outbox.db", "status.json"} <= set(modes)
         assert forward.stop() == 0
+
+
+# --- metrics ---
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Return every sample by its name and the values of its labels."""
+    return {
+        (one.name.removeprefix("imds_bridge_"), *(one.labels[name] for name in sorted(one.labels))): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def served(forward: Forward) -> str:
+    """Return where the process serves metrics: it names the port in its log."""
+    port = wait_until(lambda: next((line["port"] for line in forward.lines() if "port" in line), None))
+    return f"http://127.0.0.1:{port}"
+
+
+def scrape(url: str, **headers: str) -> str:
+    return requests.get(f"{url}/metrics", headers=headers, timeout=LIMIT_SECONDS).text
+
+
+def test_a_change_is_counted_from_imds_to_the_receiver(imds: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
+    sinks = {"ops": {"kind": "webhook", "url": inbox.url}}
+    with Forward(tmp_path, settings(imds, sinks=sinks, metrics={"listen": "127.0.0.1:0"})) as forward:
+        url = served(forward)
+        imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=890)
+        wait_until(lambda: samples(scrape(url))["deliveries_total", "delivered", "ops"] >= 3)
+        text = scrape(url)
+    found = samples(text)
+    counted = {
+        ("changes_total", "scheduled"): 1,
+        ("scheduled_events", "Scheduled", "Reboot"): 1,
+        ("notice_seconds_bucket", "900.0", "Reboot"): 1,
+        ("notice_seconds_bucket", "600.0", "Reboot"): 0,
+        ("storage_errors_total",): 0,
+    }
+    assert {one: found[one] for one in counted} == counted
+    assert found["polls_total", "answered"] >= 1
+    assert found["delivery_seconds_count", "ops"] >= 3
+    assert found["outbox_bytes",] > 0
+    assert ("loop_progress_age_seconds", "poll") in found
+    assert "web-0" not in text
+    command = [tool("promtool"), "check", "metrics"]
+    checked = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=30)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_console_serves_the_same_port_as_the_others(tmp_path: Path) -> None:
+    authorization = {"Authorization": f"Bearer {TOKEN}"}
+    with ConsoleProcess(tmp_path, metrics="127.0.0.1:0", **behind_proxy()) as console:
+        url, body = served(console), FleetVm("web-0").heartbeat()
+        requests.post(f"{console.url}/ingest", body, headers={**STRUCTURED, **authorization}, timeout=30)
+        found = samples(scrape(url))
+        assert found["console_received_total",] == found["storage_available",] == 1
+        assert ("loop_progress_age_seconds", "write") in found
+        assert samples(scrape(console.url, **authorization)).keys() == found.keys()
+        for path in ("livez", "readyz"):
+            answer = requests.get(f"{url}/{path}", timeout=30).json()
+            assert answer == {"ok": True, "role": "console", "reasons": []}

@@ -1,4 +1,4 @@
-"""Programs that sinks and auto rules run, the hostile ones included."""
+"""Programs that sinks and auto rules run, the hostile ones included; Wine runs what needs no shell of POSIX."""
 
 from __future__ import annotations
 
@@ -16,12 +16,22 @@ import pytest
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.program import Result, Run, _end_all
 from bridge.sinks.exec import ExecSettings, ExecSink
+from tests.support.only import only
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its programs are scripts of a POSIX shell")
 
 LONG_SECONDS = 60.0
 BIG = b"x" * 3_000_000  # more than a pipe holds
+if sys.platform == "win32":
+    CRASH, CRASH_CODE, FOLDER = "import os; os._exit(0xC0000005 - 2**32)", 0xC0000005 - 2**32, r"c:\windows"
+else:
+    CRASH, CRASH_CODE, FOLDER = "import os; os.kill(os.getpid(), 9)", -9, "/"
+of_posix = pytest.mark.posix("its program is a script of a POSIX shell")
+
+
+def of_python(code: str, *arguments: str | Path, body: bytes = b"{}", **data: Any) -> Result:
+    """Run a program in Python to its end."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return Run(command, body, data, timeout_seconds=LONG_SECONDS).finish()
 
 
 def make(script: str, *, body: bytes = b"{}", timeout_seconds: float = LONG_SECONDS) -> Run:
@@ -29,7 +39,11 @@ def make(script: str, *, body: bytes = b"{}", timeout_seconds: float = LONG_SECO
     return Run(["/bin/sh", "-c", script], body, {}, timeout_seconds=timeout_seconds)
 
 
-def outcome(script: str, **options: Any) -> Result:
+def make_sink(script: str, **settings: Any) -> ExecSink:
+    return ExecSink(ExecSettings(kind="exec", run=("/bin/sh", "-c", script), **settings))
+
+
+def of_shell(script: str, **options: Any) -> Result:
     """Run a script to its end."""
     return make(script, **options).finish()
 
@@ -59,50 +73,66 @@ def read_pid(file: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "output"),
+    ("program", "code", "output"),
     [
-        ("cat", 0, "{}"),
-        ("echo out; echo err >&2; exit 3", 3, "out err"),
-        ("printf 'a\\033[31mb\\a\\n'", 0, "a [31mb"),
-        ("kill -9 $$", -9, ""),
-        ("exec >&- 2>&-; exit 4", 4, ""),
-        ("pwd; echo $0 $#", 0, "/ /bin/sh 0"),
+        ("import sys; print(sys.stdin.read())", 0, "{}"),
+        ("import sys; print(1, flush=True); sys.exit('err')", 1, "1 err"),
+        ("print('a\\033[31mb\\a')", 0, "a [31mb"),
+        ("import sys; sys.exit(75)", 75, ""),
+        (CRASH, CRASH_CODE, ""),
+        ("import os; os.close(1); os.close(2); os._exit(4)", 4, ""),
+        ("import os; print(os.path.normcase(os.getcwd()))", 0, FOLDER),
     ],
 )
-def test_a_program_has_its_exit_code_and_output(script: str, code: int, output: str) -> None:
-    assert outcome(script) == Result(code=code, output=output)
+def test_a_program_has_its_exit_code_and_output(program: str, code: int, output: str) -> None:
+    assert of_python(program) == Result(code=code, output=output)
 
 
-@pytest.mark.parametrize("script", ["exit 0", "exec <&-; exit 0", "head -c 1 > /dev/null; exit 0"])
-def test_a_program_need_not_read_its_input(script: str) -> None:
-    assert outcome(script, body=BIG).fault == ""
+@pytest.mark.parametrize("program", ["", "import os; os.close(0)", "import sys; sys.stdin.buffer.read(1)"])
+def test_a_program_need_not_read_its_input(program: str) -> None:
+    assert of_python(program, body=BIG).fault == ""
 
 
-def test_a_program_gets_an_input_of_any_size(file: Path) -> None:
-    assert outcome(f"cat > {file}", body=BIG).fault == ""
-    assert file.read_bytes() == BIG
+def test_input_output_arguments_and_variables_of_any_kind_arrive(tmp_path: Path) -> None:
+    code = """
+import os, pathlib, sys
+body = sys.stdin.buffer.read()
+sys.stdout.buffer.write(body + b"end")
+got = [len(body), os.environ["IMDS_BRIDGE_EVENT_ID"], *sys.argv[2:]]
+pathlib.Path(sys.argv[1]).write_text(repr(got), encoding="utf-8")
+"""
+    file, event_id = tmp_path / "a file with ü and €", 'a "b" ü€%PATH%'
+    arguments = ["a b", 'c"d', "e\\", "", "%PATH%", "&", "^", "ü€🟥"]
+    result = of_python(code, file, *arguments, body=BIG, EventId=event_id, Resources=["web-0"])
+    assert result.fault == ""
+    assert result.output.endswith("xend")
+    assert file.read_text(encoding="utf-8") == repr([len(BIG), event_id, *arguments])
 
 
+@of_posix
 def test_of_a_long_output_only_the_end_is_kept() -> None:
-    result = outcome("head -c 100000000 /dev/zero | tr '\\0' y; echo end; exit 3")
+    result = of_shell("head -c 100000000 /dev/zero | tr '\\0' y; echo end; exit 3")
     assert result.code == 3
     assert result.output.endswith("yend")
     assert len(result.output) < 5000
 
 
+@of_posix
 def test_a_program_that_is_stopped_is_killed_in_time() -> None:
-    assert outcome("kill -STOP $$", timeout_seconds=0.2).ended_by == "timeout"
+    assert of_shell("kill -STOP $$", timeout_seconds=0.2).ended_by == "timeout"
 
 
+@of_posix
 def test_what_a_program_leaves_in_its_group_ends_with_it_and_delays_nothing(file: Path) -> None:
-    result = outcome(f"sh -c 'echo $$ > {file}; sleep 3600' & until [ -s {file} ]; do :; done")
+    result = of_shell(f"sh -c 'echo $$ > {file}; sleep 3600' & until [ -s {file} ]; do :; done")
     assert result.fault == ""
     assert wait_until(lambda: not is_alive(read_pid(file)))
 
 
+@of_posix
 def test_a_daemon_that_keeps_the_output_open_and_writes_delays_nothing(file: Path) -> None:
     daemon = f"setsid sh -c 'echo $$ > {file}; while :; do echo x; done' &"
-    assert outcome(f"{daemon} until [ -s {file} ]; do :; done").fault == ""
+    assert of_shell(f"{daemon} until [ -s {file} ]; do :; done").fault == ""
     with suppress(ProcessLookupError):  # a closed pipe may have ended it
         os.kill(read_pid(file), 9)
 
@@ -111,7 +141,7 @@ def test_a_daemon_that_keeps_the_output_open_and_writes_delays_nothing(file: Pat
 def test_a_program_that_cannot_be_started_is_a_fault_of_the_setup(
     tmp_path: Path, content: str | None
 ) -> None:
-    program = tmp_path / "program"
+    program = tmp_path / "drain.exe"
     if content is not None:
         program.write_text(content)
         program.chmod(0o755)
@@ -126,21 +156,20 @@ def test_a_program_that_cannot_be_started_is_a_fault_of_the_setup(
         *((f"exit {code}", Rejected) for code in (1, 64, 126, 192)),
     ],
 )
+@of_posix
 def test_the_end_of_a_program_decides_what_becomes_of_the_event(
     script: str, kind: type[DeliveryError]
 ) -> None:
-    limit_seconds = 0.5 if "sleep" in script else LONG_SECONDS
-    settings = ExecSettings(kind="exec", run=("/bin/sh", "-c", script), timeout_seconds=limit_seconds)
-    sink = ExecSink(settings)
+    sink = make_sink(script, timeout_seconds=0.5 if "sleep" in script else LONG_SECONDS)
     with pytest.raises(DeliveryError) as raised:
         sink.send([stored_event(1)])
     assert type(raised.value) is kind
     assert not sink.is_at_work
 
 
+@of_posix
 def test_what_waits_for_a_program_is_no_backlog_until_a_run_fails(file: Path) -> None:
-    settings = ExecSettings(kind="exec", run=("/bin/sh", "-c", f"test -e {file} || exit 75"))
-    sink = ExecSink(settings)
+    sink = make_sink(f"test -e {file} || exit 75")
     assert sink.is_at_work
     with pytest.raises(Unavailable):
         sink.send([stored_event(1)])
@@ -156,6 +185,7 @@ def ended(run: Run) -> Result:
     return wait_until(lambda: run.result)
 
 
+@of_posix
 def test_a_program_that_ignores_sigterm_is_killed_with_its_whole_group(file: Path) -> None:
     loop = "while :; do sleep 1; done"
     run = make(f"trap '' TERM; sh -c 'echo $$ > {file}; {loop}' & {loop}")
@@ -165,6 +195,7 @@ def test_a_program_that_ignores_sigterm_is_killed_with_its_whole_group(file: Pat
     wait_until(lambda: not is_alive(pid))
 
 
+@of_posix
 def test_a_program_may_clean_up_after_sigterm_and_was_ended_all_the_same(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,45 +208,42 @@ def test_a_program_may_clean_up_after_sigterm_and_was_ended_all_the_same(
     assert result.output.endswith("cleaned")
 
 
+@of_posix
 def test_the_end_and_the_output_of_a_program_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     run = make("echo no route to the load balancer; exit 1")
     run.start()
-    wait_until(lambda: caplog.records)
-    (record,) = caplog.records
+    record = only(wait_until(lambda: caplog.records))
     assert record.getMessage() == "/bin/sh has ended: exit code 1"
     assert vars(record)["output"] == "no route to the load balancer"
 
 
-def test_a_program_gets_sigterm_when_its_process_ends(file: Path) -> None:
-    script = f"""
-import time
-from bridge.runtime.program import Run
-command = ["/bin/sh", "-c", "echo $$ > {file}; echo started; exec sleep 3600"]
-run = Run(command, b"", {{}}, timeout_seconds=3600)
-run.start()
-while not run._output:  # it is watched from now on
-    time.sleep(0.01)
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT_SECONDS)
-    wait_until(lambda: not is_alive(read_pid(file)))
-
-
-def test_a_program_that_ignores_sigterm_is_killed_before_its_process_ends(file: Path) -> None:
+@pytest.mark.parametrize(
+    ("patience_seconds", "program"),
+    [
+        pytest.param(3600, "echo started; exec sleep 3600", id="by SIGTERM"),
+        pytest.param(
+            0.3, "trap '' TERM; echo started; while :; do sleep 0.1; done", id="by SIGKILL if need be"
+        ),
+    ],
+)
+@of_posix
+def test_a_program_ends_before_its_process(file: Path, patience_seconds: float, program: str) -> None:
     script = f"""
 import time
 from bridge.runtime import program
-program.KILL_AFTER_SECONDS = 0.3
-command = ["/bin/sh", "-c", "trap '' TERM; echo $$ > {file}; echo started; while :; do sleep 0.1; done"]
+program.KILL_AFTER_SECONDS = {patience_seconds}
+command = ["/bin/sh", "-c", "echo $$ > {file}; {program}"]
 run = program.Run(command, b"", {{}}, timeout_seconds=3600)
 run.start()
-while not run._output:
+while not run._output:  # it is watched from now on
     time.sleep(0.01)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT_SECONDS)
     assert not is_alive(read_pid(file))
 
 
+@of_posix
 def test_the_end_of_this_process_waits_until_a_run_has_logged_how_it_ended(
     file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

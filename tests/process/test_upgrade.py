@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,39 +16,41 @@ from typing import Any
 import pytest
 
 from tests.support.clock import MovedClock
-from tests.support.console import FleetVm, event, running_console
+from tests.support.console import TOKEN, FleetVm, RunningConsole, event, running_console
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
-from tests.support.process import Forward, closed_port, read_outbox
+from tests.support.process import LIMIT_SECONDS, Forward, closed_port, read_outbox
 
 STATES = Path(__file__).parents[1] / "data" / "state"
 AT = datetime(2026, 11, 23, 8, 0, tzinfo=UTC)
-DOCUMENT = {
-    "DocumentIncarnation": 7,
-    "Events": [
-        {
-            "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
-            "EventType": "Reboot",
-            "ResourceType": "VirtualMachine",
-            "Resources": ["web-0"],
-            "EventStatus": "Scheduled",
-            "NotBefore": "Mon, 23 Nov 2026 08:15:00 GMT",
-            "Description": "",
-            "EventSource": "Platform",
-            "DurationInSeconds": -1,
-        }
-    ],
+EVENT = {
+    "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+    "EventType": "Reboot",
+    "ResourceType": "VirtualMachine",
+    "Resources": ["web-0"],
+    "EventStatus": "Scheduled",
+    "NotBefore": "Mon, 23 Nov 2026 08:15:00 GMT",
+    "Description": "",
+    "EventSource": "Platform",
+    "DurationInSeconds": -1,
 }
-TOKEN = "the-token"  # noqa: S105 - of a test
+of_each_version = pytest.mark.parametrize("version", sorted(path.name for path in STATES.iterdir()))
 
 
-def sinks(ops: str, strict: str) -> dict[str, Any]:
-    """Return one sink that is away and one that refuses everything; the state may be years old."""
+def settings(imds: ImdsLab, ops: str, strict: str) -> dict[str, Any]:
+    """Return a sink that is away and one that refuses everything; the state may be years old."""
+    imds.serve_document({"DocumentIncarnation": 7, "Events": [EVENT]})
     kept = {"max_age_seconds": 3e9, "kind": "webhook"}
-    return {"ops": {**kept, "url": ops}, "strict": {**kept, "url": strict}}
+    sinks = {"ops": {**kept, "url": ops}, "strict": {**kept, "url": strict}}
+    return {"imds": {"endpoint": imds.url("web-0")}, "sinks": sinks}
 
 
-@pytest.mark.parametrize("version", sorted(path.name for path in STATES.iterdir()))
+def console(folder: Path) -> AbstractContextManager[RunningConsole]:
+    """Run a console at the time of the state."""
+    return running_console(folder, clock=MovedClock(AT.timestamp()), ingest={"bearer_token": TOKEN})
+
+
+@of_each_version
 def test_forward_delivers_what_waits_under_its_ids_and_publishes_nothing_again(
     tmp_path: Path, version: str
 ) -> None:
@@ -58,27 +60,21 @@ def test_forward_delivers_what_waits_under_its_ids_and_publishes_nothing_again(
     assert waiting
     assert before.dead
     with ImdsLab(vms=["web-0"]) as imds, Inbox() as inbox:
-        imds.serve_document(DOCUMENT)
-        config = {"imds": {"endpoint": imds.url("web-0")}, "sinks": sinks(inbox.url, inbox.url)}
-        with Forward(tmp_path, config) as forward:
-            forward.wait_for_status(
-                lambda status: status["last_good_at"] and not status["sinks"]["ops"]["backlog"]
-            )
-            assert forward.stop() == 0, forward
-        sent = [(one["id"], one["type"]) for one in (json.loads(got.body) for got in inbox.accepted)]
+        with Forward(tmp_path, settings(imds, inbox.url, inbox.url)) as forward:
+            inbox.wait_for(lambda: {*waiting} <= {one["id"] for one in inbox.events()}, LIMIT_SECONDS)
+            assert forward.stop() == 0, forward  # after a last poll
+        sent = [(one["id"], one["type"]) for one in inbox.events()]
     assert not [line for line in forward.lines() if "moved aside" in line["message"]]
     assert [id_ for id_, _ in sent if id_ in waiting] == waiting
     assert not [kind for id_, kind in sent if id_ not in waiting and "scheduledevent" in kind]
     assert [one[1] for one in read_outbox(forward.state).dead] == [one[1] for one in before.dead]
 
 
-@pytest.mark.parametrize("version", sorted(path.name for path in STATES.iterdir()))
+@of_each_version
 def test_the_console_still_shows_the_fleet(tmp_path: Path, version: str) -> None:
     shutil.copytree(STATES / version / "console", tmp_path / "console")
-    with running_console(
-        tmp_path, clock=MovedClock(AT.timestamp()), ingest={"bearer_token": TOKEN}
-    ) as console:
-        page = console.page("/")
+    with console(tmp_path) as running:
+        page = running.page("/")
     assert "web-0" in page
     assert "Reboot" in page
 
@@ -87,14 +83,9 @@ def write(target: Path) -> None:
     """Let today's processes leave their state in `target`."""
     with tempfile.TemporaryDirectory() as place, closed_port() as nowhere, ImdsLab(vms=["web-0"]) as imds:
         folder = Path(place)
-        imds.serve_document(DOCUMENT)
         with Inbox() as strict:
             strict.fault(400, count=None)
-            given = {
-                "imds": {"endpoint": imds.url("web-0")},
-                "sinks": sinks(nowhere, strict.url),
-                "stop_seconds": 1,
-            }
+            given = {**settings(imds, nowhere, strict.url), "stop_seconds": 1}
             with Forward(folder, given) as forward:
                 forward.wait_for_status(
                     lambda status: status["document"] and status["sinks"]["strict"]["dead_letters"]
@@ -104,10 +95,8 @@ def write(target: Path) -> None:
             forward.state, target / "forward", ignore=shutil.ignore_patterns("lock", "status.json")
         )
         vm = FleetVm("web-0")
-        with running_console(
-            folder, clock=MovedClock(AT.timestamp()), ingest={"bearer_token": TOKEN}
-        ) as console:
-            console.send(vm.heartbeat(AT), vm.change("scheduled", event(at=AT), AT))
+        with console(folder) as running:
+            running.send(vm.heartbeat(AT), vm.change("scheduled", event(at=AT), AT))
         shutil.copytree(folder / "console", target / "console", ignore=shutil.ignore_patterns("lock"))
 
 

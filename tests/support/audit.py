@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
+from warnings import catch_warnings, simplefilter
 
 from bridge.service.bridge_events import BridgeEvents
+from infra.consumers.audit.audit import main
 from tests.support.clock import MovedClock
-from tests.support.consumers import run_script
 from tests.support.forward import Station
 from tests.support.imds import ScriptedImds
 from tests.support.outbox import failing_disk
@@ -68,20 +74,15 @@ class Process:
     def change(self, ids: Sequence[str] = ()) -> list[str]:
         """Publish a change of a scheduled event and its document; return the ids, which another VM may list, too."""
         ids = [*ids] or [str(self._id())]
-        for one in ids:
-            self.events.append(
-                self._event("scheduledevent.scheduled", {}, id=one, source=GROUP.format(self.group))
-            )
+        source = GROUP.format(self.group)
+        self.events += [self._event("scheduledevent.scheduled", {}, id=one, source=source) for one in ids]
         self._own("document.changed", CloudEventIds=[*ids])
         return ids
 
     def lose(self, count: int | None = 3, *, sink: str | None = None) -> str:
         """Publish a loss; return its id."""
-        return str(
-            self._own(
-                "bridge.loss", Reason="SizeLimit", Count=count, Sink=sink, OldestTime=None, NewestTime=None
-            )["id"]
-        )
+        about = {"Reason": "SizeLimit", "Count": count, "Sink": sink, "OldestTime": None, "NewestTime": None}
+        return str(self._own("bridge.loss", **about)["id"])
 
     def _heartbeat(self, reason: str, **data: Any) -> Process:
         self._own(
@@ -93,17 +94,9 @@ class Process:
         self.number += 1
         self.at += 1.0
         data |= {"Vm": {"Name": self.name, "VmId": self.vm_id}}
-        self.events.append(
-            self._event(
-                name,
-                data,
-                id=str(self._id()),
-                source=self.source,
-                reporter=f"{self.name}/{self.role}",
-                reporterepoch=self.epoch,
-                reporterseq=f"{self.number:012d}",
-            )
-        )
+        reporter = {"reporter": f"{self.name}/{self.role}", "reporterepoch": self.epoch}
+        reporter["reporterseq"] = f"{self.number:012d}"
+        self.events.append(self._event(name, data, id=str(self._id()), source=self.source, **reporter))
         return self.events[-1]
 
     def _event(self, name: str, data: Json, **attributes: str) -> Json:
@@ -128,12 +121,38 @@ class Verdict:
         return [one for one in self.report["missing"] if one["kind"] == kind]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """How the script ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_audit(*arguments: str | Path) -> Done:
+    """Run the script in this process, which takes a tenth of the time."""
+    out, err, logger = StringIO(), StringIO(), logging.getLogger("azure")
+    level = logger.level
+    with ExitStack() as stack:
+        stack.callback(logger.setLevel, level)
+        stack.enter_context(patch.object(sys, "argv", ["audit.py", *map(str, arguments)]))
+        stack.enter_context(redirect_stdout(out))
+        stack.enter_context(redirect_stderr(err))
+        stack.enter_context(catch_warnings())
+        simplefilter("ignore", ResourceWarning)  # its end closes the state
+        try:
+            code = main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code=code, out=out.getvalue(), err=err.getvalue())
+
+
 def audit(folder: Path, events: Iterable[Json], *arguments: str | Path) -> Verdict:
-    """Write events to a file, and run the script on it."""
-    file = write(folder / "events.jsonl", events)
-    done = run_script("audit/audit.py", "--file", file, "--json", *arguments)
-    assert done.stderr == "", done.stderr
-    return Verdict(code=done.returncode, report=json.loads(done.stdout))
+    """Write events to a file, and audit it."""
+    done = run_audit("--file", write(folder / "events.jsonl", events), "--json", *arguments)
+    assert done.err == "", done.err
+    return Verdict(code=done.code, report=json.loads(done.out))
 
 
 def recording(folder: Path) -> list[Json]:

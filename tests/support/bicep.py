@@ -15,6 +15,7 @@ from typing import Any
 
 from pycep import BicepParser
 
+from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.snapshots import LIST, PARAMETERS, lines
 
@@ -121,7 +122,7 @@ def resources(type_: str) -> list[tuple[str, str, dict[str, Any]]]:
 
 def properties(type_: str) -> dict[str, Any]:
     """Return the properties of the only resource of the type."""
-    [(_, _, config)] = resources(type_)
+    _, _, config = only(resources(type_))
     found: dict[str, Any] = config["properties"]
     return found
 

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.tls import Authority
 
@@ -36,7 +37,7 @@ _PATHS = {
 def rights() -> set[tuple[str, str]]:
     """Return each resource and verb that the ClusterRole in drain.yaml allows."""
     documents = yaml.safe_load_all((KUBERNETES / "drain.yaml").read_text(encoding="utf-8"))
-    [role] = [one for one in documents if one["kind"] == "ClusterRole"]
+    role = only(one for one in documents if one["kind"] == "ClusterRole")
     assert [rule["apiGroups"] for rule in role["rules"]] == [[""]] * len(role["rules"])
     return {(name, verb) for rule in role["rules"] for name in rule["resources"] for verb in rule["verbs"]}
 

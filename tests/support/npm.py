@@ -21,12 +21,5 @@ def node_modules(*packages: str) -> Path:
 
 
 def run_script(script: Path, *arguments: str, modules: Path, given: Any = None) -> Any:
-    """Run a script; return the JSON that it prints.
-
-    Args:
-        script: the file.
-        arguments: for its command line.
-        modules: see node_modules.
-        given: what it reads from standard input, as JSON.
-    """
+    """Run a script that finds `modules` and reads `given` as JSON from standard input; return the JSON it prints."""
     return run_program(["node", str(script), *arguments], given=given, NODE_PATH=str(modules))

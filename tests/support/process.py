@@ -35,20 +35,19 @@ def wait_until(
     *,
     timeout_seconds: float = LIMIT_SECONDS,
     describe: Callable[[], object] = str,
-    apart_seconds: float = 0.002,
+    apart_seconds: float = 0.0,
 ) -> T:
-    """Wait until the predicate returns something true, and return it.
+    """Wait until the predicate returns something true, and return it; `describe` tells what there was instead.
 
-    Args:
-        predicate: is called again and again.
-        timeout_seconds: after which the wait fails with AssertionError.
-        describe: returns what that error says.
-        apart_seconds: the pause between two calls; an expensive predicate needs a longer one.
+    The pause between two looks, `apart_seconds` at least, grows with the wait and with what a look takes: what waits
+    for another process leaves it the machine.
     """
-    deadline = time.monotonic() + timeout_seconds
+    began = looked = time.monotonic()
     while not (value := predicate()):
-        assert time.monotonic() < deadline, f"not within {timeout_seconds:g} s: {describe()}"
-        time.sleep(apart_seconds)
+        now = time.monotonic()
+        assert now - began < timeout_seconds, f"not within {timeout_seconds:g} s: {describe()}"
+        time.sleep(max(apart_seconds, 0.001, min((now - began) / 10, 0.02), 4 * (now - looked)))
+        looked = time.monotonic()
     return value
 
 
@@ -59,9 +58,8 @@ def toml(settings: Mapping[str, Any]) -> str:
 
 def _toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return (
-            "{" + ", ".join(f"{_toml_value(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
-        )
+        pairs = (f"{_toml_value(key)} = {_toml_value(item)}" for key, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
     return json.dumps(str(value) if isinstance(value, Path) else value)
@@ -109,9 +107,8 @@ class Forward:
         self.log = folder / "log.jsonl"
         self.output = folder / "stdout.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
-        self.config.write_text(
-            toml({"state_dir": folder / "state", "log_format": "json", **(settings or {})})
-        )
+        given = {"state_dir": folder / "state", "log_format": "json", **(settings or {})}
+        self.config.write_text(toml(given))
         self._command = [*COMMAND, role, "--config", str(self.config), *options]
         self._environment = environment(env)
         self._stdout = stdout
@@ -322,7 +319,7 @@ class RawServer:
         self._open: list[socket.socket] = []
         self.connections = 0
         self.forgotten = (
-            0  # of how many first connections it drops all that comes, as a NAT does; of `forwarding`
+            0  # how many first connections lose all that comes, as at a NAT; `forwarding` reads it
         )
         self.requests: list[str] = []
         self.ended = threading.Event()

@@ -26,24 +26,11 @@ PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "infra/**/*.md", "schem
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 INITIAL = ("__init__", "__post_init__")
 CHANGES = {
-    *(
-        "add",
-        "append",
-        "appendleft",
-        "clear",
-        "discard",
-        "extend",
-        "insert",
-        "pop",
-        "popitem",
-        "popleft",
-        "put",
-    ),
-    *("remove", "setdefault", "subtract", "update"),
+    *("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update"),
+    *("clear", "discard", "pop", "popitem", "popleft", "remove", "subtract"),
 }
-NO_CODE = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-}
+LAYOUT = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+NO_CODE = {tokenize.COMMENT, tokenize.ENDMARKER, *LAYOUT}
 
 
 def main() -> None:
@@ -143,13 +130,9 @@ def code_lines(text: str) -> set[int]:
         if token.type not in NO_CODE:
             found.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(text)):
-        for one in node.body if isinstance(node, ast.Module | ast.ClassDef | FUNCTIONS) else ():
-            if (
-                isinstance(one, ast.Expr)
-                and isinstance(one.value, ast.Constant)
-                and isinstance(one.value.value, str)
-            ):
-                found.difference_update(range(one.lineno, (one.end_lineno or one.lineno) + 1))
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):  # a docstring
+                found.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return found
 
 

@@ -17,14 +17,8 @@ from tests.support.paths import ROOT
 from tests.support.process import wait_until
 from tests.support.programs import tool
 
-# The last two are what the README names.
-PACKAGES = (
-    "systemd",
-    "systemd-sysv",
-    "dbus",
-    "python3-venv",
-    "ca-certificates",
-)  # the last two are what the README names
+README_PACKAGES = ("python3-venv", "ca-certificates")
+PACKAGES = ("systemd", "systemd-sysv", "dbus", *README_PACKAGES)
 CHECKOUT = ("bridge", "schemas", "infra", "requirements", "tools", "pyproject.toml", "README.md", "LICENSE")
 HOST_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -34,10 +28,8 @@ COMMAND_SECONDS = 400.0  # an installation on a busy machine
 def debian() -> Path:
     """Return the folder of a Debian 12 with systemd; skip if it cannot be made."""
     tool("mmdebstrap")
-    made = subprocess.run(
-        [ROOT / "tests/support/debian", *PACKAGES], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return Path(made.stdout.strip())
+    command = [str(ROOT / "tests/support/debian"), *PACKAGES]
+    return Path(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip())
 
 
 class Machine:
@@ -51,27 +43,19 @@ class Machine:
         """Run a line of shell as root in it."""
         pip = {name: value for name, value in os.environ.items() if name in ("PIP_INDEX_URL", "PIP_CERT")}
         given = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", **pip, **variables}
-        return subprocess.run(
-            [
-                *self._enter,
-                "env",
-                "-i",
-                *(f"{name}={value}" for name, value in given.items()),
-                "bash",
-                "-c",
-                command,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_SECONDS,
-            check=False,
-        )
+        settings = (f"{name}={value}" for name, value in given.items())
+        shell = [*self._enter, "env", "-i", *settings, "bash", "-c", command]
+        return subprocess.run(shell, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
 
     def do(self, command: str, **variables: str) -> str:
         """Run a line of shell as root in it, which must succeed; return what it prints."""
         done = self.try_to_do(command, **variables)
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
+
+    def has_booted(self) -> bool:
+        state = self.try_to_do("systemctl is-system-running").stdout.strip()
+        return state in ("running", "degraded")
 
     def show(self, unit: str, name: str) -> str:
         """Return a property of a unit."""
@@ -82,7 +66,6 @@ class Machine:
         wait_until(
             lambda: self.show(unit, "SubState") == "running",
             describe=lambda: self.try_to_do(f"journalctl -u imds-bridge-{unit} -n 30").stdout,
-            apart_seconds=0.2,
         )
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
@@ -102,16 +85,10 @@ def booted() -> Iterator[Machine]:
     with TemporaryDirectory() as folder:
         log = Path(folder, "log")
         with subprocess.Popen([ROOT / "tests/systemd/boot", kept, folder]) as boot:
-            pid = wait_until(lambda: _find_systemd(boot), apart_seconds=0.1)
+            pid = wait_until(lambda: _find_systemd(boot))
             try:
                 machine = Machine(Path(f"/proc/{pid}/root"), pid)
-                wait_until(
-                    lambda: (
-                        machine.try_to_do("systemctl is-system-running").stdout in ("running\n", "degraded\n")
-                    ),
-                    describe=log.read_text,
-                    apart_seconds=0.2,
-                )
+                wait_until(machine.has_booted, describe=log.read_text)
                 _fill(machine.root)
                 yield machine
             finally:

@@ -20,6 +20,7 @@ import pytest
 
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
+from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.process import toml, wait_until
 from tests.support.prometheus import free_port
@@ -32,9 +33,11 @@ PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 INSTALL = "/srv/imds-bridge/infra/systemd/install.sh"
 CONFIG = "/etc/imds-bridge/config.toml"
 # The program of a rule, which tries what the sandbox forbids.
-PROGRAM = (
-    "#!/bin/sh\ntouch /etc/outside 2>/dev/null && exit 1\ntest ! -e /proc/stat || exit 1\ntouch /tmp/inside\n"
-)
+PROGRAM = """#!/bin/sh
+touch /etc/outside 2>/dev/null && exit 1
+test ! -e /proc/stat || exit 1
+touch /tmp/inside
+"""
 
 pytestmark = [
     pytest.mark.units,
@@ -151,7 +154,7 @@ def test_an_installation_ends_with_the_line_that_starts_it_and_check_says_that_n
     }
     assert f"not enabled and does not run (dead): {line}\n" in machine.try_to_do("imds-bridge status").stdout
     machine.do(line)
-    shown = wait_until(lambda: works(machine), apart_seconds=0.5)
+    shown = wait_until(lambda: works(machine))
     assert "imds-bridge-forward is enabled and runs" in shown
 
 
@@ -162,25 +165,17 @@ def test_a_unit_starts_in_its_sandbox_and_its_metrics_have_what_the_alerts_need(
     machine.do(f"systemctl enable --now imds-bridge-{role} && systemctl restart imds-bridge-{role}")
     pid = machine.show(role, "MainPID")
     shown = dict(line.split(":", 1) for line in machine.do(f"cat /proc/{pid}/status").splitlines())
-    assert {name: shown[name].strip() for name in ("NoNewPrivs", "Seccomp", "CapEff")} == {
-        "NoNewPrivs": "1",
-        "Seccomp": "2",
-        "CapEff": "0" * 16,
-    }
+    sandbox = {"NoNewPrivs": "1", "Seccomp": "2", "CapEff": "0" * 16}
+    assert {name: shown[name].strip() for name in sandbox} == sandbox
     assert shown["Uid"].split()[0] != "0"
     inside = f"nsenter -t {pid} -m --"
     assert machine.try_to_do(f"{inside} cat /proc/stat").returncode
     assert machine.try_to_do(f"{inside} touch /etc/outside").returncode
     found = wait_until(lambda: metrics(ports[role]), describe=lambda: errors(machine, role))
-    for name in (
-        "imds_bridge_start_time_seconds",
-        "process_resident_memory_bytes",
-        "process_cpu_seconds_total",
-    ):
-        assert re.search(rf"(?m)^{name} [1-9]|^{name} 0\.", found), name
-    assert f"imds-bridge-{role} is enabled and runs\n" in machine.do(
-        f"imds-bridge status --role {role} || true"
-    )
+    needed = ("imds_bridge_start_time_seconds", "process_resident_memory_bytes", "process_cpu_seconds_total")
+    assert [name for name in needed if not re.search(rf"(?m)^{name} [1-9]|^{name} 0\.", found)] == []
+    said = machine.do(f"imds-bridge status --role {role} || true")
+    assert f"imds-bridge-{role} is enabled and runs\n" in said
 
 
 def test_a_channel_is_added(machine: Machine, imds: ImdsLab, inbox: Inbox) -> None:
@@ -229,7 +224,7 @@ def test_a_process_that_is_stopped_by_sigstop_is_restarted_by_the_watchdog(machi
     machine.do("systemctl daemon-reload && systemctl restart imds-bridge-forward")
     pid = machine.show("forward", "MainPID")
     machine.do("systemctl kill --kill-whom=main --signal=STOP imds-bridge-forward")
-    wait_until(lambda: machine.show("forward", "MainPID") not in (pid, "0"), apart_seconds=0.2)
+    wait_until(lambda: machine.show("forward", "MainPID") not in (pid, "0"))
     machine.wait_until_active("forward")
     assert "Fatal Python error: Aborted" in machine.do("journalctl -q -b -u imds-bridge-forward")
     machine.do(f"rm {drop_in} && systemctl daemon-reload && systemctl restart imds-bridge-forward")
@@ -258,14 +253,14 @@ def test_an_upgrade_and_a_rollback_send_what_waits_and_keep_the_units_running(
         before = {role: machine.show(role, "MainPID") for role in ROLES}
         inbox.fault(503, count=None)
         event = announce(imds)
-        wait_until(lambda: status(machine)["sinks"]["chat"]["backlog"], apart_seconds=0.2)
+        wait_until(lambda: status(machine)["sinks"]["chat"]["backlog"])
         if not number:
             machine.do("echo '# newer' >> /srv/imds-bridge/bridge/__init__.py")
         machine.do(command)
         for role in ROLES:
             machine.wait_until_active(role)
             assert machine.show(role, "MainPID") != before[role]
-        (newer,) = machine.root.glob("opt/imds-bridge/lib/python3*/site-packages/bridge/__init__.py")
+        newer = only(machine.root.glob("opt/imds-bridge/lib/python3*/site-packages/bridge/__init__.py"))
         assert ("# newer" in newer.read_text()) is (number == 0)
         inbox.clear_faults()
         wait_for_event(inbox, event, path="/new")

@@ -36,25 +36,15 @@ def roles(
     place = {"connection_string": bus.connection_string}
     to = {"from_start": True, "types": ["io.imdsbridge.scheduledevent.*", "io.imdsbridge.approval.*"]}
     topic = {"kind": "servicebus", "topic": TOPIC, **place, **to}
-    given: dict[str, Any] = {"imds": {"endpoint": imds.url("web-0"), "poll_seconds": 0.2}}
-    forward = Forward(
-        folder / "forward",
-        {
-            **given,
-            "sinks": {
-                "bus": topic,
-                "hook": {"kind": "webhook", "url": inbox.url, **to},
-                "grid": {"kind": "eventgrid", "endpoint": grid.custom_endpoint, "key": grid.keys[0], **to},
-            },
-        },
-    )
+    hook = {"kind": "webhook", "url": inbox.url, **to}
+    events = {"kind": "eventgrid", "endpoint": grid.custom_endpoint, "key": grid.keys[0], **to}
     receipts = {"receipts_topic": TOPIC, "receipts_subscription": SUBSCRIPTION}
     rules = {"policy": {"allow": [{"event_type": ["Reboot"]}]}}
     approvals = {**place, "queue": QUEUE, **receipts, **rules}
-    listen = Forward(
-        folder / "listen", {**given, "approvals": approvals, "sinks": {"receipts": topic}}, role="listen"
-    )
-    return forward, listen
+    given: dict[str, Any] = {"imds": {"endpoint": imds.url("web-0"), "poll_seconds": 0.2}}
+    forwarding = {**given, "sinks": {"bus": topic, "hook": hook, "grid": events}}
+    listening = {**given, "sinks": {"receipts": topic}, "approvals": approvals}
+    return Forward(folder / "forward", forwarding), Forward(folder / "listen", listening, role="listen")
 
 
 def test_both_roles_serve_every_receiver_and_a_command_is_approved_and_answered(

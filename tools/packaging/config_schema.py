@@ -6,7 +6,6 @@ import ast
 import inspect
 import json
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -81,7 +80,7 @@ def describe_keys(settings: type[Settings]) -> dict[str, JsonSchemaValue]:
     texts: dict[str, JsonSchemaValue] = {}
     for model in reversed(settings.__mro__):
         if issubclass(model, Settings):
-            texts |= {key: _describe(text) for key, text in _docstrings(model)}
+            texts |= {key: _describe(text) for key, text in _docstrings(model).items()}
     for key in settings.known_keys():
         if key not in settings.model_fields:
             texts[key] = {"description": f"The file that contains `{key.removesuffix('_file')}`."}
@@ -92,13 +91,16 @@ def describe_keys(settings: type[Settings]) -> dict[str, JsonSchemaValue]:
     return texts
 
 
-def _docstrings(model: type[Settings]) -> Iterator[tuple[str, str]]:
+@cache
+def _docstrings(model: type[Settings]) -> dict[str, str]:
     """Read the source: at run time, docstrings of fields do not exist and cost nothing."""
     (definition,) = ast.parse(inspect.getsource(model)).body
+    found: dict[str, str] = {}
     for field, text in pairwise(getattr(definition, "body", ())):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
-                yield key, " ".join(text.split())
+                found[key] = " ".join(text.split())
+    return found
 
 
 def _describe(text: str) -> JsonSchemaValue:
