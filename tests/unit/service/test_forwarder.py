@@ -395,8 +395,7 @@ def broken_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     broken.clear()
 
 
-@pytest.mark.parametrize("is_delivered", [True, False])
-@pytest.mark.parametrize("events", [1, 3000])
+@pytest.mark.parametrize(("is_delivered", "events"), [(True, 1), (False, 1), (False, 3000)])
 def test_what_was_only_known_in_memory_ends_after_a_kill(
     station: Scripted, broken_disk: list[bool], is_delivered: bool, events: int
 ) -> None:
