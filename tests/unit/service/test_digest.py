@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from bridge.events.model import StoredEvent
 from bridge.outbox.rows import READ_BYTES
 from bridge.runtime.time import iso_utc
 from bridge.service.holding import HELD_EVENTS
-from tests.support.moved_delivery import DELIVERY_TRIALS, MovedDelivery
+from tests.support.moved_delivery import MovedDelivery
 from tests.support.outbox import TYPE, event, failing_disk
 
 DIGEST_SECONDS = 300.0
@@ -86,13 +84,13 @@ def test_the_first_event_goes_out_at_once_the_next_after_30_s_and_then_every_dig
         accept(events)
 
     rig.sink.send = note  # type: ignore[method-assign]
-    for number in range(700):  # one event a second
+    for number in range(140):  # one event in five seconds
         rig.commit(f"e{number}", **LATER)
-        run(rig, 1)
+        run(rig, 5)
     rig.deliver()
     assert [at for at, _ in sent] == [0, 30, 330, 630, 930]
-    assert [count for _, count in sent][:2] in ([1, 30], [1, 29])
-    assert rig.received() == [f"e{number}" for number in range(700)]
+    assert [count for _, count in sent][:2] in ([1, 6], [1, 5])
+    assert rig.received() == [f"e{number}" for number in range(140)]
 
 
 def test_after_a_quiet_time_an_event_is_a_first_one_again(make: Make) -> None:
@@ -285,15 +283,15 @@ def test_a_refused_digest_is_sent_again_in_parts_and_dead_letters_are_single_eve
 def test_an_outage_leaves_one_digest_whatever_the_answers(make: Make, status: int | None) -> None:
     rig = gathering(make)
     rig.sink.refuse = lambda _: Unavailable("no", status=status)
-    for number in range(100):
+    for number in range(40):
         rig.commit(f"e{number}", **LATER)
         run(rig, 3)
     before = len(rig.sink.calls)
     rig.sink.refuse = lambda _: None
     run(rig, 60)
     assert len(rig.sink.batches) - 1 <= 2
-    assert len(rig.received()) == 102
-    assert before <= 300 / 2 + 20, "retries are two seconds apart"
+    assert len(rig.received()) == 42
+    assert before <= 120 / 2 + 20, "retries are two seconds apart"
 
 
 @pytest.mark.parametrize("position", [0, 1, 30, 59])
@@ -315,47 +313,10 @@ def test_an_event_that_keeps_failing_holds_a_digest_back_for_seconds_and_then_on
 
 
 def test_what_is_too_old_becomes_a_dead_letter_of_one_event(make: Make) -> None:
-    rig = gathering(make)
+    rig = gathering(make, max_age_seconds=600.0)
     rig.sink.refuse = lambda _: Unavailable("no", status=503)
     rig.commit("1", "2", **LATER)
-    run(rig, 3700)
+    run(rig, 700)
     assert [(name, reason) for name, reason, _ in rig.dead()] == [
         (name, "expired") for name in ("gathers", "1", "2")
     ]
-
-
-# --- random receivers ---
-
-
-@pytest.mark.parametrize("seed", range(DELIVERY_TRIALS))
-def test_nothing_is_lost_or_told_twice_and_the_order_of_a_subject_holds_whatever_fails(
-    make: Make, seed: int
-) -> None:
-    chance = Random(seed)  # noqa: S311 - a seed
-    rig = make(max_age_seconds=1e9)
-    bad: dict[str, DeliveryError] = {}
-    state: list[DeliveryError | None] = [None]
-    rig.sink.refuse = lambda one: state[0] or bad.get(one.id)
-    subjects: dict[str, str] = {}
-    for number in range(200):
-        name = f"e{number}"
-        subjects[name] = f"s{chance.randrange(40)}"
-        alarm = {"PreviousStatus": None} if chance.random() < 0.1 else LATER
-        rig.commit(name, subject=subjects[name], type_=STARTED, **alarm)
-        if chance.random() < 0.03:
-            bad[name] = chance.choice((Unavailable("500", status=500), Rejected("400", status=400)))
-        if chance.random() < 0.05:
-            outages = (None, None, Unavailable("hangs"), Unavailable("503", status=503))
-            state[0] = chance.choice(outages)
-        run(rig, chance.choice((0.0, 0.0, 1.0, 5.0, 40.0)))
-    state[0] = None
-    run(rig, 5000)
-    for name in [name for name, error in bad.items() if not isinstance(error, Rejected)]:
-        del bad[name]
-    rig.deliver()
-    assert max(Counter(rig.received()).values()) == 1
-    assert {*rig.received()} | {*bad} == {*subjects}
-    assert [name for name, *_ in rig.dead()] == [*bad] or {name for name, *_ in rig.dead()} == {*bad}
-    for subject in {*subjects.values()}:
-        mine = [name for name in subjects if subjects[name] == subject and name not in bad]
-        assert [name for name in rig.received() if subjects[name] == subject] == mine

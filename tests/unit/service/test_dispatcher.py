@@ -199,22 +199,24 @@ def test_the_pauses_between_retries_go_on_after_a_restart_and_no_clock_makes_one
             assert 20 < again.deliver(seconds=70)[0] <= 60
 
 
-@pytest.mark.parametrize(("uncertain", "dead"), [(0, ["1", "2", "3"]), (1, ["2", "3"]), (2, ["3"])])
+@pytest.mark.parametrize(
+    ("failures", "dead"),
+    [
+        ([{"uncertain": 0}], ["1", "2", "3"]),
+        ([{"uncertain": 1}], ["2", "3"]),
+        ([{"uncertain": 2}], ["3"]),
+        ([{"uncertain": 1}, {"status": 503}], ["2", "3"]),
+    ],
+    ids=["none may have", "one may have", "two may have", "one may have, and has clearly failed since"],
+)
 def test_a_conflict_about_an_event_that_may_have_arrived_means_that_it_was_delivered(
-    make: Make, uncertain: int, dead: list[str]
+    make: Make, failures: list[dict[str, Any]], dead: list[str]
 ) -> None:
-    rig = make(unavailable(status=None, uncertain=uncertain), max_batch=3)
+    rig = make(*(unavailable(**{"status": None, **failure}) for failure in failures), max_batch=3)
     rig.sink.failures.extend(Rejected("no", status=409) for _ in range(3))
     rig.commit("1", "2", "3", subject="s")
     rig.deliver()
     assert [name for name, *_ in rig.dead()] == dead
-
-
-def test_an_event_that_may_have_arrived_stays_so_after_a_clear_failure(make: Make) -> None:
-    rig = make(unavailable(uncertain=1), unavailable(), Rejected("no", status=409))
-    rig.commit("1")
-    rig.deliver()
-    assert (rig.dead(), rig.outbox.backlog("a")) == ([], (0, None))
 
 
 def test_a_sink_that_answers_with_a_refusal_counts_as_reachable(make: Make) -> None:
@@ -298,8 +300,8 @@ def test_an_event_that_keeps_failing_is_retried_on_its_own_until_it_is_too_old(
     rig.deliver()
     assert [(name, reason) for name, reason, _ in rig.dead()] == [("bad", "expired")]
     assert rig.dispatcher.status().state == "ok"
-    (line,) = [record for record in caplog.records if "retried on its own" in record.message]
-    assert vars(line)["event"] == "bad"
+    told = [vars(record)["event"] for record in caplog.records if "retried on its own" in record.message]
+    assert told == ["bad"]
 
 
 @pytest.mark.parametrize(("max_batch", "status", "within"), [(1, 500, 0.5), (100, 500, 0.5), (1, None, 2.0)])
@@ -336,33 +338,12 @@ def test_a_receiver_that_refuses_everything_gets_each_event_once_and_then_four_r
 ) -> None:
     rig = make(max_batch=max_batch, max_age_seconds=FOREVER)
     rig.sink.refuse = lambda _: unavailable(status=status)
-    rig.commit(*map(str, range(300)))
-    rig.deliver(seconds=15.1)
-    assert len(rig.sink.calls) <= 300 + 4 * 16 + 1
+    rig.commit(*map(str, range(100)))
+    rig.deliver(seconds=5.1)
+    assert len(rig.sink.calls) <= 100 + 4 * 6 + 1
     before = len(rig.sink.calls)
-    rig.deliver(seconds=100)
-    assert len(rig.sink.calls) - before == pytest.approx(400, abs=2)
-
-
-def test_the_order_of_a_subject_is_kept_whatever_fails(make: Make) -> None:
-    rig = make(max_batch=3, max_age_seconds=FOREVER)
-    calls = 0
-
-    def refuse(stored: StoredEvent) -> DeliveryError | None:
-        nonlocal calls
-        calls += 1
-        return unavailable(status=[500, None][calls % 2]) if calls % 3 == 0 or stored.id == "b2" else None
-
-    rig.sink.refuse = refuse
-    for number in range(20):
-        for subject in "abc":
-            rig.commit(f"{subject}{number}", subject=subject)
-    rig.deliver(seconds=600)
-    rig.sink.refuse = poison()
-    rig.deliver()
-    for subject in "abc":
-        mine = [name for name in rig.received() if name.startswith(subject)]
-        assert mine == [f"{subject}{number}" for number in range(20)]
+    rig.deliver(seconds=40)
+    assert len(rig.sink.calls) - before == pytest.approx(160, abs=2)
 
 
 def test_several_failing_events_do_not_slow_down_the_others(make: Make) -> None:
@@ -701,7 +682,7 @@ def test_a_poison_event_is_blamed_also_where_others_of_its_key_are_behind_it(
     make: Make, monkeypatch: pytest.MonkeyPatch, behind: int
 ) -> None:
     rig = make(max_batch=64, max_age_seconds=FOREVER)
-    rig.sink.refuse = lambda event: unavailable(status=500) if event.id == "bad" else None
+    rig.sink.refuse = poison("bad")
     rig.commit("bad", subject="poison", NotBeforeUtc=in_seconds(rig, 86400))
     rig.deliver(seconds=1)
     rig.commit("ok")
@@ -716,7 +697,7 @@ def test_a_poison_event_is_blamed_also_where_others_of_its_key_are_behind_it(
         send(events)
 
     monkeypatch.setattr(rig.sink, "send", slow)
-    rig.commit(*map(str, range(1000)), type_=OTHER_TYPE)
+    rig.commit(*map(str, range(400)), type_=OTHER_TYPE)
     rig.clock.advance(61)
     assert passed(rig, lambda: rig.outbox.backlog("a")[0] == 1 + behind) < 5
 
@@ -730,7 +711,7 @@ def test_what_is_moved_before_the_head_of_its_key_is_the_head(make: Make) -> Non
     rig.outbox.acknowledge("old", rig.outbox.pending("old", 9)[1:])
     inspect.move(rig.folder, "old", "a")
     rig.outbox.recover()
-    rig.sink.refuse = lambda event: unavailable(status=500) if event.id == "1" else None
+    rig.sink.refuse = poison("1")
     rig.deliver(seconds=60)
     assert sorted(rig.received()) == ["3", "4"]
     assert len(rig.sink.calls) < 60
@@ -804,11 +785,8 @@ def test_what_is_too_old_is_dead_lettered_many_at_a_time(make: Make) -> None:
 
 
 def test_an_event_that_keeps_failing_is_not_shown_as_held_and_ends_no_pause_of_a_digest(make: Make) -> None:
-    def refuse(event: StoredEvent) -> Unavailable | None:
-        return unavailable(status=500) if event.id == "bad" else None
-
     copies = make(holds_copies=True, max_age_seconds=FOREVER)
-    copies.sink.refuse = refuse
+    copies.sink.refuse = poison("bad")
     copies.commit("bad", NotBeforeUtc=in_seconds(copies, 600))
     copies.deliver(seconds=1)
     copies.commit("ok")
@@ -816,7 +794,7 @@ def test_an_event_that_keeps_failing_is_not_shown_as_held_and_ends_no_pause_of_a
     assert not copies.dispatcher.status().is_held
     digest = make(digest_seconds=300.0, max_age_seconds=FOREVER)
     digest.sink.is_digest = True
-    digest.sink.refuse = refuse
+    digest.sink.refuse = poison("bad")
     digest.commit("first", type_=OTHER_TYPE)
     digest.deliver(seconds=1)
     digest.commit("bad", type_=OTHER_TYPE)
