@@ -140,43 +140,35 @@ def test_a_notice_gathers_for_a_sixth_of_what_is_left_of_it_beyond_30_seconds(
     assert rig.deliver() == [pytest.approx(max(2, (seconds - 30) / 6), abs=0.01) if seconds < 1800 else 300]
 
 
-def test_a_notice_without_a_time_does_not_gather(make: Make) -> None:
-    rig = gathering(make)
-    rig.commit("unknown", EventStatus="Scheduled")
-    assert rig.deliver() == [pytest.approx(2.0)]
-
-
 @pytest.mark.parametrize(
-    ("type_", "data"),
+    ("type_", "data", "seconds"),
     [
-        (STARTED, {"EventStatus": "Started", "PreviousStatus": None}),
-        (f"{APPROVAL}failed.v1", {"Outcome": "Failed"}),
-        (f"{APPROVAL}rejected.v1", {"Outcome": "Rejected"}),
-        (f"{APPROVAL}prepared.v1", {"Outcome": "Failed"}),
+        (TYPE, {"EventStatus": "Scheduled"}, 2),
+        (STARTED, {"EventStatus": "Started", "PreviousStatus": None}, 2),
+        (f"{APPROVAL}failed.v1", {"Outcome": "Failed"}, 2),
+        (f"{APPROVAL}rejected.v1", {"Outcome": "Rejected"}, 2),
+        (f"{APPROVAL}prepared.v1", {"Outcome": "Failed"}, 2),
+        (STARTED, LATER, 29),
+        (COMPLETED, {"EventStatus": "Completed", "PreviousStatus": "Started"}, 29),
+        (f"{APPROVAL}accepted.v1", {"Outcome": "Accepted"}, 29),
+        (f"{APPROVAL}prepared.v1", {"DurationSeconds": "12.5"}, 29),
     ],
-    ids=["started without a notice", "approval", "drain", "preparation"],
+    ids=[
+        *(
+            "a notice without a time",
+            "started without a notice",
+            "an approval that failed",
+            "a drain that failed",
+        ),
+        *("a preparation that failed", "started as announced", "completed", "an approval", "a preparation"),
+    ],
 )
-def test_bad_news_that_no_notice_announced_does_not_gather(
-    make: Make, type_: str, data: dict[str, Any]
+def test_only_what_was_announced_or_went_well_gathers(
+    make: Make, type_: str, data: dict[str, Any], seconds: float
 ) -> None:
     rig = gathering(make)
-    rig.commit("bad", type_=type_, **data)
-    assert rig.deliver() == [pytest.approx(2.0)]
-
-
-@pytest.mark.parametrize(
-    ("type_", "data"),
-    [
-        (STARTED, LATER),
-        (COMPLETED, {"EventStatus": "Completed", "PreviousStatus": "Started"}),
-        (f"{APPROVAL}accepted.v1", {"Outcome": "Accepted"}),
-        (f"{APPROVAL}prepared.v1", {"DurationSeconds": "12.5"}),
-    ],
-)
-def test_what_was_announced_gathers(make: Make, type_: str, data: dict[str, Any]) -> None:
-    rig = gathering(make)
-    rig.commit("expected", type_=type_, **data)
-    assert rig.deliver() == [pytest.approx(29.0)]
+    rig.commit("event", type_=type_, **data)
+    assert rig.deliver() == [pytest.approx(seconds)]
 
 
 def test_300_alarms_within_seconds_are_few_messages(make: Make) -> None:
