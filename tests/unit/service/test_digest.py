@@ -68,6 +68,11 @@ def gathering(make: Make, **settings: Any) -> MovedDelivery:
     return rig
 
 
+@pytest.fixture
+def rig(make: Make) -> MovedDelivery:
+    return gathering(make)
+
+
 # --- when ---
 
 
@@ -120,9 +125,8 @@ def test_without_digest_seconds_each_event_is_a_message(make: Make) -> None:
 @pytest.mark.parametrize("seconds", [-60.0, 0.0, 10.0, 28.0])
 @pytest.mark.parametrize("type_", [TYPE, "io.imdsbridge.scheduledevent.updated.v1"])
 def test_a_notice_that_starts_before_the_digest_is_due_goes_out_within_two_seconds(
-    make: Make, seconds: float, type_: str
+    rig: MovedDelivery, seconds: float, type_: str
 ) -> None:
-    rig = gathering(make)
     notice(rig, "soon", seconds=seconds, type_=type_)
     assert rig.deliver(seconds=1.9) == []
     rig.deliver(seconds=0.2)
@@ -131,9 +135,8 @@ def test_a_notice_that_starts_before_the_digest_is_due_goes_out_within_two_secon
 
 @pytest.mark.parametrize(("seconds", "waits"), [(30, 2), (42, 2), (48, 3), (120, 15), (305, 29), (3600, 29)])
 def test_a_notice_gathers_for_a_sixth_of_what_is_left_of_it_beyond_30_seconds(
-    make: Make, seconds: float, waits: float
+    rig: MovedDelivery, seconds: float, waits: float
 ) -> None:
-    rig = gathering(make)
     notice(rig, "later", seconds=seconds)
     assert rig.deliver() == [pytest.approx(waits)]
     notice(rig, "after a second digest", seconds=seconds)
@@ -164,15 +167,13 @@ def test_a_notice_gathers_for_a_sixth_of_what_is_left_of_it_beyond_30_seconds(
     ],
 )
 def test_only_what_was_announced_or_went_well_gathers(
-    make: Make, type_: str, data: dict[str, Any], seconds: float
+    rig: MovedDelivery, type_: str, data: dict[str, Any], seconds: float
 ) -> None:
-    rig = gathering(make)
     rig.commit("event", type_=type_, **data)
     assert rig.deliver() == [pytest.approx(seconds)]
 
 
-def test_300_alarms_within_seconds_are_few_messages(make: Make) -> None:
-    rig = gathering(make)
+def test_300_alarms_within_seconds_are_few_messages(rig: MovedDelivery) -> None:
     for number in range(300):
         rig.commit(f"e{number}", type_=STARTED, PreviousStatus=None)
         run(rig, 0.05)
@@ -181,14 +182,12 @@ def test_300_alarms_within_seconds_are_few_messages(make: Make) -> None:
     assert len(rig.received()) == 302
 
 
-def test_a_stop_sends_what_is_there(make: Make) -> None:
-    rig = gathering(make)
+def test_a_stop_sends_what_is_there(rig: MovedDelivery) -> None:
     rig.run_to_the_end()
     assert rig.sink.batches == [["first"], ["gathers"]]
 
 
-def test_while_the_state_cannot_be_written_nothing_gathers(make: Make) -> None:
-    rig = gathering(make)
+def test_while_the_state_cannot_be_written_nothing_gathers(rig: MovedDelivery) -> None:
     with failing_disk() as disk:
         disk.fail()
         rig.commit("memory", **LATER)
@@ -209,8 +208,9 @@ def test_after_a_restart_what_gathered_goes_out_at_once(make: Make) -> None:
     again.close()
 
 
-def test_a_digest_is_limited_in_events_and_in_bytes_and_a_full_one_goes_out_at_once(make: Make) -> None:
-    rig = gathering(make)
+def test_a_digest_is_limited_in_events_and_in_bytes_and_a_full_one_goes_out_at_once(
+    rig: MovedDelivery,
+) -> None:
     rig.outbox.commit([event_of(f"e{number}") for number in range(2 * HELD_EVENTS)])
     run(rig, 0)
     assert len(rig.sink.batches[1]) == HELD_EVENTS
@@ -242,8 +242,7 @@ def test_what_only_gathers_does_not_wait(make: Make) -> None:
     assert rig.sink.batches == [["first"], ["gathers"]]
 
 
-def test_what_is_due_and_cannot_be_sent_waits_since_it_was_due(make: Make) -> None:
-    rig = gathering(make)
+def test_what_is_due_and_cannot_be_sent_waits_since_it_was_due(rig: MovedDelivery) -> None:
     notice(rig, "n", seconds=2000.0)
     rig.sink.refuse = lambda _: Unavailable("no", status=503)
     run(rig, 29 + 100)
@@ -272,8 +271,7 @@ def test_a_refused_digest_is_sent_again_in_parts_and_dead_letters_are_single_eve
 
 
 @pytest.mark.parametrize("status", [503, 401, 429, None])
-def test_an_outage_leaves_one_digest_whatever_the_answers(make: Make, status: int | None) -> None:
-    rig = gathering(make)
+def test_an_outage_leaves_one_digest_whatever_the_answers(rig: MovedDelivery, status: int | None) -> None:
     rig.sink.refuse = lambda _: Unavailable("no", status=status)
     for number in range(40):
         rig.commit(f"e{number}", **LATER)
@@ -289,9 +287,8 @@ def test_an_outage_leaves_one_digest_whatever_the_answers(make: Make, status: in
 @pytest.mark.parametrize("position", [0, 1, 30, 59])
 @pytest.mark.parametrize("status", [500, 401])
 def test_an_event_that_keeps_failing_holds_a_digest_back_for_seconds_and_then_only_itself(
-    make: Make, position: int, status: int
+    rig: MovedDelivery, position: int, status: int
 ) -> None:
-    rig = gathering(make)
     rig.sink.refuse = lambda one: Unavailable("no", status=status) if one.id == f"e{position}" else None
     rig.commit(*(f"e{number}" for number in range(60)), **LATER)
     run(rig, 29 + 15)

@@ -30,7 +30,6 @@ from tests.support.moved_delivery import MovedDelivery
 from tests.support.outbox import OTHER_TYPE, TYPE, open_outbox
 from tests.support.process import LIMIT_SECONDS, wait_until
 
-MAX_AGE_SECONDS = 100.0
 FOREVER = 1e9
 Make = Callable[..., MovedDelivery]
 
@@ -43,14 +42,18 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
         def build(*failures: DeliveryError, max_batch: int = 1, **settings: Any) -> MovedDelivery:
             folder = tmp_path / str(len(list(tmp_path.iterdir())))
-            rig = MovedDelivery(
-                folder, max_batch=max_batch, **{"max_age_seconds": MAX_AGE_SECONDS, **settings}
-            )
+            rig = MovedDelivery(folder, max_batch=max_batch, **{"max_age_seconds": FOREVER, **settings})
             rig.sink.failures.extend(failures)
             stack.callback(rig.close)
             return rig
 
         yield build
+
+
+@pytest.fixture
+def rig(make: Make) -> MovedDelivery:
+    """Return a delivery that has not failed."""
+    return make()
 
 
 def unavailable(*, status: int | None = 503, **more: Any) -> Unavailable:
@@ -61,9 +64,8 @@ def unavailable(*, status: int | None = 503, **more: Any) -> Unavailable:
 
 
 def test_an_answer_that_comes_after_the_process_has_closed_the_outbox_is_no_error(
-    make: Make, caplog: pytest.LogCaptureFixture
+    rig: MovedDelivery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = make()
     is_sending, may_answer = threading.Event(), threading.Event()
 
     def hang(_: StoredEvent) -> None:
@@ -92,9 +94,8 @@ def test_an_answer_that_comes_after_the_process_has_closed_the_outbox_is_no_erro
 
 @pytest.mark.parametrize("type_", [TYPE, "io.imdsbridge.approval.failed.v1"])
 def test_while_a_young_notice_or_receipt_waits_retries_are_at_most_two_seconds_apart(
-    make: Make, type_: str
+    rig: MovedDelivery, type_: str
 ) -> None:
-    rig = make(max_age_seconds=FOREVER)
     rig.sink.refuse = lambda _: unavailable()
     rig.commit("other", type_=OTHER_TYPE)
     rig.commit("urgent", type_=type_)
@@ -106,7 +107,7 @@ def test_while_a_young_notice_or_receipt_waits_retries_are_at_most_two_seconds_a
 
 
 def test_a_notice_that_comes_during_a_long_wait_is_tried_within_two_seconds(make: Make) -> None:
-    rig = make(*(unavailable(status=None, is_unreached=True) for _ in range(20)), max_age_seconds=FOREVER)
+    rig = make(*(unavailable(status=None, is_unreached=True) for _ in range(20)))
     rig.commit("1", type_=OTHER_TYPE)
     rig.deliver(seconds=300)
     rig.sink.failures.clear()
@@ -182,9 +183,8 @@ def test_an_event_that_was_being_sent_when_the_process_was_killed_may_have_arriv
 
 
 def test_the_pauses_between_retries_go_on_after_a_restart_and_no_clock_makes_one_longer_than_a_minute(
-    make: Make,
+    rig: MovedDelivery,
 ) -> None:
-    rig = make(max_age_seconds=FOREVER)
     rig.sink.refuse = lambda _: unavailable()
     rig.commit("1", type_=OTHER_TYPE)
     rig.deliver(seconds=100)
@@ -270,8 +270,7 @@ def poison(*ids: str, status: int | None = 500) -> Callable[[StoredEvent], Deliv
     return lambda stored: unavailable(status=status) if stored.id in ids else None
 
 
-def test_an_event_that_fails_holds_back_no_event_of_another_subject(make: Make) -> None:
-    rig = make(max_age_seconds=FOREVER)
+def test_an_event_that_fails_holds_back_no_event_of_another_subject(rig: MovedDelivery) -> None:
     rig.sink.refuse = poison("bad")
     rig.commit("bad", type_=OTHER_TYPE, subject="vm")
     rig.commit("behind", type_=OTHER_TYPE, subject="vm")
@@ -308,7 +307,7 @@ def test_an_event_that_keeps_failing_is_retried_on_its_own_until_it_is_too_old(
 def test_a_notice_that_comes_while_another_event_fails_is_sent_within_half_a_second_or_two_if_it_hangs(
     make: Make, max_batch: int, status: int | None, within: float
 ) -> None:
-    rig = make(max_batch=max_batch, max_age_seconds=FOREVER)
+    rig = make(max_batch=max_batch)
     rig.sink.refuse = poison("bad", status=status)
     rig.commit("bad", type_=OTHER_TYPE, subject="vm")
     rig.deliver(seconds=900)
@@ -324,7 +323,7 @@ def test_a_notice_that_comes_while_another_event_fails_is_sent_within_half_a_sec
 def test_an_outage_without_answers_costs_few_requests_however_many_notices_wait(
     make: Make, max_batch: int
 ) -> None:
-    rig = make(max_batch=max_batch, max_age_seconds=FOREVER)
+    rig = make(max_batch=max_batch)
     rig.sink.refuse = lambda _: unavailable(status=None)
     rig.commit(*map(str, range(300)))
     rig.deliver(seconds=120)
@@ -336,7 +335,7 @@ def test_an_outage_without_answers_costs_few_requests_however_many_notices_wait(
 def test_a_receiver_that_refuses_everything_gets_each_event_once_and_then_four_retries_a_second(
     make: Make, status: int, max_batch: int
 ) -> None:
-    rig = make(max_batch=max_batch, max_age_seconds=FOREVER)
+    rig = make(max_batch=max_batch)
     rig.sink.refuse = lambda _: unavailable(status=status)
     rig.commit(*map(str, range(100)))
     rig.deliver(seconds=5.1)
@@ -346,8 +345,7 @@ def test_a_receiver_that_refuses_everything_gets_each_event_once_and_then_four_r
     assert len(rig.sink.calls) - before == pytest.approx(160, abs=2)
 
 
-def test_several_failing_events_do_not_slow_down_the_others(make: Make) -> None:
-    rig = make(max_age_seconds=FOREVER)
+def test_several_failing_events_do_not_slow_down_the_others(rig: MovedDelivery) -> None:
     bad = [f"bad {number}" for number in range(30)]
     rig.sink.refuse = poison(*bad)
     rig.commit(*bad, type_=OTHER_TYPE)
@@ -364,9 +362,8 @@ def test_several_failing_events_do_not_slow_down_the_others(make: Make) -> None:
     ("status", "is_unreached"), [(503, False), (401, False), (None, False), (None, True)]
 )
 def test_after_an_outage_everything_is_delivered_at_once_and_what_has_failed_in_its_order(
-    make: Make, status: int | None, is_unreached: bool
+    rig: MovedDelivery, status: int | None, is_unreached: bool
 ) -> None:
-    rig = make(max_age_seconds=FOREVER)
     names = [str(number) for number in range(20)]
     rig.sink.refuse = lambda _: unavailable(status=status, is_unreached=is_unreached)
     for name in names:
@@ -394,9 +391,9 @@ def test_a_page_that_was_read_before_an_operator_dropped_what_waits_is_read_agai
 
 
 def test_an_event_that_waited_too_long_is_dead_lettered_as_expired(make: Make) -> None:
-    rig = make()
+    rig = make(max_age_seconds=100.0)
     rig.commit("old", "older than it looks")
-    rig.clock.advance(MAX_AGE_SECONDS + 1)
+    rig.clock.advance(101.0)
     rig.commit("new")
     rig.run_to_the_end()
     assert rig.received() == ["new"]
@@ -410,7 +407,7 @@ def test_an_event_that_waited_too_long_is_dead_lettered_as_expired(make: Make) -
 def test_an_outage_is_logged_once_and_then_every_ten_minutes(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = make(*(Unavailable(f"failure {number}") for number in range(36)), max_age_seconds=FOREVER)
+    rig = make(*(Unavailable(f"failure {number}") for number in range(36)))
     rig.commit("1", type_=OTHER_TYPE)
     with caplog.at_level(logging.INFO):
         rig.deliver()
@@ -441,8 +438,7 @@ def test_an_expired_dead_letter_names_the_last_error_of_the_receiver(make: Make)
     assert rig.dead()[0][2] == "older than max_age_seconds = 10; the last error: 503"
 
 
-def test_what_waits_while_a_program_runs_within_its_limit_has_not_waited(make: Make) -> None:
-    rig = make()
+def test_what_waits_while_a_program_runs_within_its_limit_has_not_waited(rig: MovedDelivery) -> None:
     until = iso_utc(rig.clock.now() + timedelta(seconds=100))
     rig.commit("1", "2", type_="io.imdsbridge.scheduledevent.scheduled.v1", NotBeforeUtc=until)
     rig.clock.advance(400)
@@ -455,8 +451,7 @@ def test_what_waits_while_a_program_runs_within_its_limit_has_not_waited(make: M
         )
 
 
-def test_the_status_shows_until_when_a_notice_that_waits_is_one(make: Make) -> None:
-    rig = make()
+def test_the_status_shows_until_when_a_notice_that_waits_is_one(rig: MovedDelivery) -> None:
     soon, later = (rig.clock.now() + timedelta(seconds=seconds) for seconds in (30, 900))
     for kind, until in (("completed", soon), ("updated", later), ("scheduled", soon)):
         rig.commit(kind, type_=f"io.imdsbridge.scheduledevent.{kind}.v1", NotBeforeUtc=iso_utc(until))
@@ -515,9 +510,8 @@ def test_a_sink_that_hangs_holds_up_no_other(make: Make) -> None:
 
 
 def test_an_event_that_is_committed_just_before_a_wait_ends_it(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    rig: MovedDelivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = make()
     assert rig.dispatcher.step() == NOTHING_WAITS
     rig.commit("1")
     seen: list[int] = []
@@ -527,7 +521,7 @@ def test_an_event_that_is_committed_just_before_a_wait_ends_it(
 
 
 def test_a_running_dispatcher_notices_the_stop_while_it_waits(make: Make) -> None:
-    rig = make(*(unavailable(status=None) for _ in range(12)), max_age_seconds=FOREVER)
+    rig = make(*(unavailable(status=None) for _ in range(12)))
     rig.commit("1", type_=OTHER_TYPE)
     rig.deliver(seconds=200)
     rig.sink.failures.clear()
@@ -580,7 +574,7 @@ def test_a_rate_limit_is_waited_for_without_work_while_events_come(
 
 
 def test_a_rate_limit_holds_for_an_event_that_is_retried_on_its_own(make: Make) -> None:
-    rig = make(max_per_second=1, max_age_seconds=FOREVER)
+    rig = make(max_per_second=1)
     rig.commit("bad", type_=OTHER_TYPE)
     rig.commit(*map(str, range(10)))
     sent_at: list[float] = []
@@ -597,9 +591,8 @@ def test_a_rate_limit_holds_for_an_event_that_is_retried_on_its_own(make: Make) 
 
 
 def test_several_events_that_fail_at_different_times_do_not_put_off_that_secrets_are_read_again(
-    make: Make,
+    rig: MovedDelivery,
 ) -> None:
-    rig = make()
     rig.commit("well")
     rig.deliver()
     rig.sink.refuse = lambda _: Misconfigured("403", status=403)
@@ -611,10 +604,10 @@ def test_several_events_that_fail_at_different_times_do_not_put_off_that_secrets
 
 
 def test_a_misconfigured_sink_with_nothing_to_send_is_not_reloaded(make: Make) -> None:
-    rig = make(Misconfigured("401"))
+    rig = make(Misconfigured("401"), max_age_seconds=100.0)
     rig.commit("1")
     rig.dispatcher.step()  # fails
-    rig.clock.advance(MAX_AGE_SECONDS * 2)
+    rig.clock.advance(200.0)
     rig.deliver()  # and then the event is too old
     assert [reason for _, reason, _ in rig.dead()] == ["expired"]
     for _ in range(5):
@@ -623,7 +616,7 @@ def test_a_misconfigured_sink_with_nothing_to_send_is_not_reloaded(make: Make) -
 
 
 def test_a_failure_that_nothing_waits_for_any_more_causes_no_work(make: Make) -> None:
-    rig = make(unavailable(status=None), max_age_seconds=FOREVER)
+    rig = make(unavailable(status=None))
     rig.commit("1", type_=OTHER_TYPE)
     rig.dispatcher.step()  # fails, and then an operator drops it
     inspect.drop_waiting(rig.folder, "a")
@@ -633,10 +626,10 @@ def test_a_failure_that_nothing_waits_for_any_more_causes_no_work(make: Make) ->
 
 
 def test_a_jump_of_the_wall_clock_expires_nothing(make: Make) -> None:
-    rig = make(unavailable())
+    rig = make(unavailable(), max_age_seconds=100.0)
     rig.commit("1")
     rig.dispatcher.step()
-    rig.clock.jump(2 * MAX_AGE_SECONDS)
+    rig.clock.jump(200.0)
     rig.deliver()
     assert (rig.received(), rig.dead()) == (["1"], [])
 
@@ -645,9 +638,8 @@ def test_a_jump_of_the_wall_clock_expires_nothing(make: Make) -> None:
 
 
 def test_the_debug_log_tells_what_is_chosen_and_why_events_wait(
-    make: Make, caplog: pytest.LogCaptureFixture
+    rig: MovedDelivery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = make(max_age_seconds=FOREVER)
     rig.sink.refuse = lambda one: unavailable(status=500 if one.id == "bad" else None)
     with caplog.at_level(logging.DEBUG):
         rig.commit("bad", "hangs")
@@ -681,7 +673,7 @@ def passed(rig: MovedDelivery, until: Callable[[], bool], *, most: float = 1e5) 
 def test_a_poison_event_is_blamed_also_where_others_of_its_key_are_behind_it(
     make: Make, monkeypatch: pytest.MonkeyPatch, behind: int
 ) -> None:
-    rig = make(max_batch=64, max_age_seconds=FOREVER)
+    rig = make(max_batch=64)
     rig.sink.refuse = poison("bad")
     rig.commit("bad", subject="poison", NotBeforeUtc=in_seconds(rig, 86400))
     rig.deliver(seconds=1)
@@ -703,7 +695,7 @@ def test_a_poison_event_is_blamed_also_where_others_of_its_key_are_behind_it(
 
 
 def test_what_is_moved_before_the_head_of_its_key_is_the_head(make: Make) -> None:
-    rig = make(others=["old"], max_age_seconds=FOREVER)
+    rig = make(others=["old"])
     rig.commit("1", subject="s")
     rig.outbox.acknowledge("a", rig.outbox.pending("a", 9))
     rig.commit("2", subject="s")
@@ -722,9 +714,8 @@ def test_what_is_moved_before_the_head_of_its_key_is_the_head(make: Make) -> Non
 
 @pytest.mark.parametrize("more", [{"retry_after_seconds": 3600.0}, {}])
 def test_a_notice_does_not_wait_for_the_retry_of_an_older_one_of_its_key(
-    make: Make, more: dict[str, Any]
+    rig: MovedDelivery, more: dict[str, Any]
 ) -> None:
-    rig = make(max_age_seconds=FOREVER)
     rig.sink.refuse = lambda _: unavailable(**more)
     rig.commit("scheduled", subject="s", NotBeforeUtc=in_seconds(rig, 1500))
     rig.deliver(seconds=1500)
@@ -734,7 +725,7 @@ def test_a_notice_does_not_wait_for_the_retry_of_an_older_one_of_its_key(
 
 
 def test_what_was_learned_of_events_does_not_outlast_them(make: Make) -> None:
-    rig = make(unavailable(status=500), max_batch=10, max_age_seconds=FOREVER)
+    rig = make(unavailable(status=500), max_batch=10)
     rig.commit(*"abcd", type_=OTHER_TYPE)
     rig.deliver()
     rig.clock.advance(3600)
@@ -746,7 +737,7 @@ def test_what_was_learned_of_events_does_not_outlast_them(make: Make) -> None:
 
 
 def test_one_failed_batch_does_not_turn_an_outage_into_many_poison_events(make: Make) -> None:
-    rig = make(unavailable(status=500), max_batch=16, max_age_seconds=FOREVER)
+    rig = make(unavailable(status=500), max_batch=16)
     rig.commit(*map(str, range(200)), type_=OTHER_TYPE)
     passed(rig, lambda: bool(rig.received()))
     rig.sink.refuse = lambda _: unavailable(status=None)
@@ -756,8 +747,7 @@ def test_one_failed_batch_does_not_turn_an_outage_into_many_poison_events(make: 
     assert len(rig.sink.calls) - before < 40
 
 
-def test_dead_letters_that_are_sent_again_stand_behind_notices(make: Make) -> None:
-    rig = make(max_age_seconds=FOREVER)
+def test_dead_letters_that_are_sent_again_stand_behind_notices(rig: MovedDelivery) -> None:
     rig.sink.refuse = lambda _: Rejected("400", status=400)
     for number in range(30):
         rig.commit(str(number), subject=str(number), NotBeforeUtc=in_seconds(rig, 30))
@@ -785,14 +775,14 @@ def test_what_is_too_old_is_dead_lettered_many_at_a_time(make: Make) -> None:
 
 
 def test_an_event_that_keeps_failing_is_not_shown_as_held_and_ends_no_pause_of_a_digest(make: Make) -> None:
-    copies = make(holds_copies=True, max_age_seconds=FOREVER)
+    copies = make(holds_copies=True)
     copies.sink.refuse = poison("bad")
     copies.commit("bad", NotBeforeUtc=in_seconds(copies, 600))
     copies.deliver(seconds=1)
     copies.commit("ok")
     copies.deliver(seconds=100)
     assert not copies.dispatcher.status().is_held
-    digest = make(digest_seconds=300.0, max_age_seconds=FOREVER)
+    digest = make(digest_seconds=300.0)
     digest.sink.is_digest = True
     digest.sink.refuse = poison("bad")
     digest.commit("first", type_=OTHER_TYPE)
@@ -807,7 +797,7 @@ def test_an_event_that_keeps_failing_is_not_shown_as_held_and_ends_no_pause_of_a
 
 
 def test_a_sink_that_has_learned_to_take_one_at_a_time_is_sent_the_most_urgent_next(make: Make) -> None:
-    rig = make(max_batch=64, max_age_seconds=FOREVER)
+    rig = make(max_batch=64)
     rig.sink.max_batch = 1
     rig.commit(*map(str, range(9)), type_=OTHER_TYPE)
     rig.dispatcher.step()
@@ -816,8 +806,7 @@ def test_a_sink_that_has_learned_to_take_one_at_a_time_is_sent_the_most_urgent_n
     assert rig.sink.batches[:2] == [["0"], ["notice"]]
 
 
-def test_a_notice_is_not_late_after_a_receiver_that_was_back_for_one_event(make: Make) -> None:
-    rig = make(max_age_seconds=FOREVER)
+def test_a_notice_is_not_late_after_a_receiver_that_was_back_for_one_event(rig: MovedDelivery) -> None:
     rig.sink.refuse = lambda _: unavailable(status=None)
     rig.commit("other", type_=OTHER_TYPE)
     rig.deliver(seconds=1)
