@@ -330,34 +330,6 @@ def test_an_outage_without_answers_costs_few_requests_however_many_notices_wait(
     assert len(rig.sink.calls) <= 2 * 120 / 2 + 16  # two in each round, and a little more at first
 
 
-@pytest.mark.parametrize("status", [503, 401])
-@pytest.mark.parametrize("max_batch", [1, 100])
-def test_a_receiver_that_refuses_everything_gets_each_event_once_and_then_four_retries_a_second(
-    make: Make, status: int, max_batch: int
-) -> None:
-    rig = make(max_batch=max_batch)
-    rig.sink.refuse = lambda _: unavailable(status=status)
-    rig.commit(*map(str, range(100)))
-    rig.deliver(seconds=5.1)
-    assert len(rig.sink.calls) <= 100 + 4 * 6 + 1
-    before = len(rig.sink.calls)
-    rig.deliver(seconds=40)
-    assert len(rig.sink.calls) - before == pytest.approx(160, abs=2)
-
-
-def test_several_failing_events_do_not_slow_down_the_others(rig: MovedDelivery) -> None:
-    bad = [f"bad {number}" for number in range(30)]
-    rig.sink.refuse = poison(*bad)
-    rig.commit(*bad, type_=OTHER_TYPE)
-    rig.commit(*map(str, range(100)))
-    rig.deliver(seconds=120)
-    assert set(rig.received()) == set(map(str, range(100)))
-    before = len(rig.received())
-    rig.commit("urgent")
-    rig.deliver(seconds=2)
-    assert rig.received()[before:] == ["urgent"]
-
-
 @pytest.mark.parametrize(
     ("status", "is_unreached"), [(503, False), (401, False), (None, False), (None, True)]
 )
