@@ -127,6 +127,11 @@ class Station:
         self.events()
         return self.now()
 
+    def published(self, *, after: float = 1.0) -> list[dict[str, Any]]:
+        """Poll once, and return the events since the last call."""
+        self.poll(after=after)
+        return self.events()
+
     def polled(self, *, after: float = 1.0) -> list[str]:
         """Poll once, and return the names of the events since the last call."""
         self.poll(after=after)

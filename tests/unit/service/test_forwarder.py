@@ -36,9 +36,9 @@ DOCUMENT = ["document"]
 INSTANCE = ["instance"]
 
 
-def gap(station: Scripted) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the events of a gap say, which are all that came since the last call."""
-    outage, recovery = station.events()
+def gap(station: Scripted, *, after: float = 1.0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Poll once; return what the two events of a gap say, which are all that came since the last call."""
+    outage, recovery = station.published(after=after)
     assert [name_of(outage), name_of(recovery)] == GAP
     assert outage["time"] <= recovery["time"] == station.now()
     return outage["data"], recovery["data"]
@@ -84,8 +84,7 @@ def test_the_status_shows_which_share_of_the_last_requests_failed(station: Scrip
 def test_a_first_start_with_events_publishes_each_and_the_document_last(station: Scripted) -> None:
     station.imds.schedule(FIRST)
     station.imds.schedule(SECOND, status="Started", Resources=["web-1"])
-    station.poll()
-    first, second, document = station.events()
+    first, second, document = station.published()
     assert name_of(first) == f"scheduledevent.scheduled {FIRST}"
     assert name_of(second) == f"scheduledevent.started {SECOND}"
     assert document["data"]["CloudEventIds"] == [first["id"], second["id"]]
@@ -101,8 +100,7 @@ def test_an_unreadable_entry_and_its_changes_are_published_with_the_document_as_
     invalid_entries = {"EventId": None, "Whatever": ["\ud800", {}]}
     raw: dict[str, Any] = {"DocumentIncarnation": 5, "Events": [invalid_entries, entry(), 5]}
     station.imds.serve(raw)
-    station.poll()
-    event, document = station.events()
+    event, document = station.published()
     assert name_of(event) == f"scheduledevent.scheduled {FIRST}"
     assert document["data"]["Document"] == raw
     assert document["data"]["Unreadable"] == 2
@@ -117,8 +115,7 @@ def test_a_process_that_did_not_run_publishes_the_gap_afterwards(station: Script
     station.imds.schedule()
     since = station.settle()
     station.imds.end(FIRST)
-    station.poll(after=30)
-    outage, recovery, ended, _ = station.events()
+    outage, recovery, ended, _ = station.published(after=30)
     assert outage["data"]["Since"] == since
     assert outage["data"]["Reason"].startswith("imds-bridge did not poll in that time")
     assert [event["data"]["Cause"] for event in (outage, recovery)] == ["NotPolled", "NotPolled"]
@@ -133,7 +130,6 @@ def test_a_gap_over_a_restart_is_published_by_the_first_answer(station: Scripted
     station.story()
     station.restart(after=seconds - 2)
     station.imds.fail(500, methods=DOCUMENT, count=1)
-    station.poll()
     station.poll()
     outage, recovery = gap(station)
     told = {"Since": since, "Cause": "Restart", "Reason": "imds-bridge was restarted"}
@@ -165,7 +161,6 @@ def test_an_outage_after_a_restart_is_one_gap_from_the_last_answer_before_it(
     station.imds.fail(500, methods=DOCUMENT)
     station.poll_for(6)
     station.imds.restore()
-    station.poll()
     outage, recovery = gap(station)
     assert (outage["Since"], outage["Cause"]) == (since, "NoAnswer")
     assert (recovery["BlindSeconds"], recovery["Cause"]) == (17, "NoAnswer")
@@ -185,8 +180,7 @@ def test_a_request_without_an_answer_is_an_outage_after_five_seconds(station: Sc
     station.settle()
     station.imds.lags = [8.0]
     station.imds.fail(ImdsError("no answer within 10 s"), methods=DOCUMENT, count=1)
-    station.poll(after=1)
-    outage = only(station.events())
+    outage = only(station.published(after=1))
     assert outage["data"]["Reason"] == "IMDS does not answer"
     assert outage["time"] == iso_utc(station.clock.now() - timedelta(seconds=4))
     assert station.polled() == ["imds.recovered"]
@@ -219,8 +213,7 @@ def test_an_end_after_a_reboot_of_this_vm_says_so(station: Scripted) -> None:
     station.boot_id = "another"
     station.restart(after=60)
     station.imds.end()
-    station.poll()
-    ended = station.events()[len(GAP)]
+    ended = station.published()[len(GAP)]
     assert (ended["data"]["EndReason"], ended["data"]["VmRebooted"]) == ("Restart", True)
 
 
@@ -260,8 +253,7 @@ def test_the_same_transition_seen_again_has_another_id_also_after_a_restart(stat
     for _ in range(3):
         for served in (shown, hidden):
             station.imds.serve(served)
-            station.poll()
-            ids += [event["id"] for event in station.events() if event["subject"] == FIRST]
+            ids += [event["id"] for event in station.published() if event["subject"] == FIRST]
         station.restart()
     assert len(ids) == len(set(ids)) == 6
 
@@ -303,8 +295,7 @@ def test_what_ended_while_the_state_could_not_be_read_ends_once_it_can_be(
     station.story()
     if is_killed:
         station.restart()
-    station.poll()
-    ended, document = station.events()
+    ended, document = station.published()
     assert name_of(ended) == f"scheduledevent.ended {FIRST}"
     assert ended["data"]["EndReason"] == "Restart"
     assert document["type"] == "io.imdsbridge.document.changed.v1"
@@ -519,7 +510,6 @@ def test_each_outage_is_published_once_and_its_end_with_both_times(station: Scri
         station.imds.fail(500, methods=DOCUMENT)
         station.poll_for(20)
         station.imds.restore()
-        station.poll()
         outage, recovery = gap(station)
         assert outage["Since"] == recovery["BlindFrom"] == since
         assert "500" in outage["Reason"]
@@ -554,8 +544,7 @@ def test_an_outage_that_lasts_or_ends_over_a_restart_is_one_outage(station: Scri
         station.poll()
         assert station.polled(after=10) == []
         station.imds.restore()
-    station.poll()
-    recovery = only(station.events())
+    recovery = only(station.published())
     assert name_of(recovery) == "imds.recovered"
     assert recovery["data"]["BlindFrom"] == blind_from
     assert recovery["data"]["BlindTo"] == station.now()
@@ -566,8 +555,7 @@ def test_a_request_that_failed_within_a_gap_is_its_cause(station: Scripted) -> N
     station.settle()
     station.imds.fail(500, methods=DOCUMENT, count=1)
     assert station.polled(after=4) == []
-    station.poll(after=4)
-    outage, recovery = gap(station)
+    outage, recovery = gap(station, after=4)
     assert (outage["Cause"], recovery["Cause"]) == ("NoAnswer", "NoAnswer")
     assert "500" in outage["Reason"]
 
@@ -575,12 +563,10 @@ def test_a_request_that_failed_within_a_gap_is_its_cause(station: Scripted) -> N
 def test_an_outage_of_an_imds_that_never_answered_has_no_start(station: Scripted) -> None:
     station.imds.fail(500, methods=DOCUMENT)
     station.poll()
-    station.poll(after=6)
-    outage = only(station.events())
+    outage = only(station.published(after=6))
     assert outage["data"]["Since"] is None
     station.imds.restore()
-    station.poll()
-    recovery, _ = station.events()
+    recovery, _ = station.published()
     assert (recovery["data"]["BlindFrom"], recovery["data"]["BlindSeconds"]) == (None, None)
 
 
@@ -692,8 +678,7 @@ def named(station: Scripted) -> None:
     station.config = station.config.model_copy(update={"documents": "named"})
     station.restart()
     station.poll()
-    station.poll()
-    station.events()
+    station.published()
 
 
 def test_of_a_change_that_does_not_name_this_vm_the_next_heartbeat_lists_the_events(
@@ -701,14 +686,12 @@ def test_of_a_change_that_does_not_name_this_vm_the_next_heartbeat_lists_the_eve
 ) -> None:
     named(station)
     station.imds.schedule(FIRST, Resources=["web-1"])
-    station.poll()
-    first = only(station.events())
+    first = only(station.published())
     assert name_of(first) == f"scheduledevent.scheduled {FIRST}"
     station.restart()
     station.imds.schedule(SECOND, Resources=["web-1", "web-2"])
     station.poll()
-    station.poll()
-    assert name_of(station.events()[0]) == f"scheduledevent.scheduled {SECOND}"
+    assert name_of(station.published()[0]) == f"scheduledevent.scheduled {SECOND}"
     events = BridgeEvents(station.identity)
     events.emit_started()
     events.emit_stopping()
@@ -730,8 +713,7 @@ def test_of_a_change_that_does_not_name_this_vm_the_next_heartbeat_lists_the_eve
 def test_a_vm_that_may_be_concerned_publishes_the_document(station: Scripted, served: dict[str, Any]) -> None:
     named(station)
     station.imds.serve(served)
-    station.poll()
-    assert station.story()[-1] == "document.changed"
+    assert station.polled()[-1] == "document.changed"
 
 
 def test_a_vm_that_an_event_no_longer_names_publishes_the_document_once_more(station: Scripted) -> None:
@@ -815,8 +797,7 @@ def test_a_jump_of_the_wall_clock_is_no_gap_and_only_what_no_clock_says_has_begu
     station.settle()
     station.imds.end(FIRST)
     station.clock.jump(jump)
-    station.poll()
-    ended, document = station.events()
+    ended, document = station.published()
     assert (name_of(ended), ended["data"].get("EndReason")) == (f"scheduledevent.{end[0]} {FIRST}", end[1])
     assert document["time"] == station.now()
 
@@ -827,7 +808,6 @@ def test_a_jump_of_the_wall_clock_does_not_change_the_length_of_an_outage(statio
     station.imds.fail(500, methods=DOCUMENT)
     station.poll(after=10)
     station.imds.restore()
-    station.poll()
     _, recovery = gap(station)
     assert recovery["BlindSeconds"] == 11
 
@@ -841,22 +821,18 @@ def test_what_is_published_again_after_damage_has_the_id_that_it_had_before(stat
     station.imds.start(FIRST)
     station.poll()
     station.imds.update(FIRST, EventStatus="Scheduled", NotBefore="")
-    station.poll()
-    before = {event["subject"]: event for event in station.events() if event["subject"] == FIRST}
+    before = {event["subject"]: event for event in station.published() if event["subject"] == FIRST}
     station.imds.start(FIRST)
-    station.poll()
-    started = station.events()[0]
+    started = station.published()[0]
     station.outbox.commit([], records={("state", "watch"): ""})  # as after damage
     station.restart()
-    station.poll()
-    again, _ = station.events()
+    again, _ = station.published()
     assert name_of(again) == name_of(started)
     assert again["id"] == started["id"] != before[FIRST]["id"]
     station.imds.end(FIRST)
     station.settle()
     station.imds.schedule(FIRST, status="Started", NotBefore="")
-    station.poll()
-    third, _ = station.events()
+    third, _ = station.published()
     assert third["id"] != again["id"]
 
 
@@ -888,8 +864,7 @@ def test_a_clone_publishes_what_its_document_shows_and_nothing_of_the_original(
 ) -> None:
     station.imds.schedule(FIRST)
     station.imds.schedule(SECOND)
-    station.poll()
-    before = station.events()
+    before = station.published()
     station.imds.vm = WEB_1
     station.imds.end(SECOND)
     station.forget()
@@ -941,8 +916,7 @@ def test_after_a_silent_start_the_first_good_document_asks_who_the_vm_is_and_wai
     station.events()
     station.imds.restore()
     station.imds.schedule()
-    station.poll()
-    recovered, stopping, started, *_, event, _ = station.events()
+    recovered, stopping, started, *_, event, _ = station.published()
     assert station.imds.calls[-1].timeout_seconds == 0.2
     # an outage ends in the name in which it was told
     assert (recovered["type"][-12:], recovered["reporter"]) == ("recovered.v1", stopping["reporter"])
@@ -965,6 +939,5 @@ def test_an_event_goes_out_without_the_name_if_instance_data_fails_and_the_name_
     assert document["reporter"] == heartbeat["reporter"]
     station.imds.restore()
     station.imds.start(FIRST)
-    station.poll()
-    *_, event, later = station.events()
+    *_, event, later = station.published()
     assert (event["data"]["AffectsThisVm"], later["reporter"]) == (True, "web-0/forward")
