@@ -258,6 +258,13 @@ def test_the_same_transition_seen_again_has_another_id_also_after_a_restart(stat
     assert len(ids) == len(set(ids)) == 6
 
 
+def settle_with_two(station: Scripted) -> None:
+    """Let two events be known, and pass over what was committed."""
+    station.imds.schedule(FIRST)
+    station.imds.schedule(SECOND)
+    station.settle()
+
+
 @contextmanager
 def unreadable(station: Scripted) -> Iterator[None]:
     """Restart on a state that cannot be read, and let it be read again in the end."""
@@ -283,9 +290,7 @@ def ends(station: Scripted) -> list[str]:
 def test_what_ended_while_the_state_could_not_be_read_ends_once_it_can_be(
     station: Scripted, is_killed: bool
 ) -> None:
-    for event_id in (FIRST, SECOND):
-        station.imds.schedule(event_id)
-    station.settle()
+    settle_with_two(station)
     with unreadable(station):
         station.forget()
         station.imds.end(FIRST)
@@ -324,9 +329,7 @@ def test_what_ended_in_memory_does_not_end_again_with_the_state(
 def test_after_a_loss_what_imds_shows_is_published_again_beside_the_ends_of_an_unread_state(
     station: Scripted,
 ) -> None:
-    for event_id in (FIRST, SECOND):
-        station.imds.schedule(event_id)
-    station.settle()
+    settle_with_two(station)
     with unreadable(station):
         station.imds.end(FIRST)
     loss = Loss(reason=DAMAGE, count=None)
@@ -434,9 +437,7 @@ def test_what_is_still_shown_after_a_kill_in_memory_goes_on(
 def test_what_an_older_copy_of_the_state_knows_ends_and_the_rest_is_published_again(
     station: Scripted, tmp_path: Path
 ) -> None:
-    for event_id in (FIRST, SECOND):
-        station.imds.schedule(event_id)
-    station.settle()
+    settle_with_two(station)
     older = tmp_path / "older.db"
     station.close()
     shutil.copy(station.folder / "outbox.db", older)
@@ -546,9 +547,9 @@ def test_an_outage_that_lasts_or_ends_over_a_restart_is_one_outage(station: Scri
         station.imds.restore()
     recovery = only(station.published())
     assert name_of(recovery) == "imds.recovered"
-    assert recovery["data"]["BlindFrom"] == blind_from
-    assert recovery["data"]["BlindTo"] == station.now()
-    assert recovery["data"]["BlindSeconds"] == (111 if is_over else 122)
+    seconds = 111 if is_over else 122
+    blind = {"BlindFrom": blind_from, "BlindTo": station.now(), "BlindSeconds": seconds}
+    assert recovery["data"].items() >= blind.items()
 
 
 def test_a_request_that_failed_within_a_gap_is_its_cause(station: Scripted) -> None:
@@ -893,12 +894,8 @@ def test_a_clone_that_could_not_read_the_state_moves_it_aside_once_it_can(statio
         station.story()
     station.poll_for(3)
     station.run(waits=1)
-    started, loss, stopping = station.events()
-    assert [name_of(one) for one in (started, loss, stopping)] == [
-        "bridge.heartbeat",
-        "bridge.loss",
-        "bridge.heartbeat",
-    ]
+    _, loss, _ = events = station.events()
+    assert [name_of(one) for one in events] == ["bridge.heartbeat", "bridge.loss", "bridge.heartbeat"]
     assert (loss["data"]["Reason"], loss["data"]["Count"]) == ("OtherVm", None)
     assert loss["reporter"] == "web-1/forward"
     assert [path.name for path in station.folder.glob("*other-vm*[0-9]")]
