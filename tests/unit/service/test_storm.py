@@ -113,16 +113,10 @@ def _fixed() -> None:
     random.seed(1)
 
 
-def test_500_notices_in_ten_minutes_are_six_messages(tmp_path: Path) -> None:
+def test_500_notices_in_ten_minutes_are_six_messages_and_their_starts_three_more(tmp_path: Path) -> None:
     with closing(Fleet(tmp_path)) as fleet:
         fleet.storm(instants(STORM_SECONDS), scheduled)
         assert [(told.messages, told.events) for told in fleet.told()] == [(6, EVENTS)] * 2
-
-
-def test_the_starts_that_follow_are_three_messages_more(tmp_path: Path) -> None:
-    with closing(Fleet(tmp_path)) as fleet:
-        fleet.storm(instants(STORM_SECONDS), scheduled)
-        fleet.until(fleet.clock.monotonic() + 300)
         fleet.storm(instants(STORM_SECONDS, seed=2), started)
         assert [(told.messages, told.events) for told in fleet.told()] == [(9, 2 * EVENTS)] * 2
 
