@@ -21,6 +21,7 @@ from bridge.service.identity import SETTLE_SECONDS, Role, VmIdentity
 from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.imds import WEB_0, WEB_1, ImdsDouble
+from tests.support.only import only
 from tests.support.outbox import commit, open_outbox, waiting
 from tests.support.samples import change_event
 
@@ -123,6 +124,7 @@ def test_without_instance_data_a_start_waits_five_seconds_and_then_the_state_cou
     assert 1 < clock.monotonic() - before <= SETTLE_SECONDS
     assert identity.vm == WEB_0
     assert identity.reporter().name == "web-0"
+    assert "500" in identity.last_error
     assert not identity.resolved
     assert len(caplog.messages) == 1
 
@@ -295,7 +297,7 @@ def test_a_loss_is_published_and_what_damage_has_cost_must_be_published_again(
     note_loss(outbox, loss)
     events.emit_losses(lambda: {(STATE, "watch"): "begins again"})
     assert outbox.record(STATE, "watch") == ("begins again" if must_repeat else None)
-    (event,) = published(outbox)
+    event = only(published(outbox))
     assert event["type"] == "io.imdsbridge.bridge.loss.v1"
     assert event["reporterseq"] == "000000000001"
     assert event["data"].items() >= {"Reason": loss.reason, **data}.items()
@@ -335,15 +337,3 @@ def test_the_session_of_a_vm_is_named_in_lower_case_once_the_vm_is_known(
     template: str, vm: Vm | None, session: str | None
 ) -> None:
     assert approval_session(template, vm) == session
-
-
-def test_why_there_is_no_instance_data_is_known_until_there_is(
-    imds: ImdsDouble, start: Start, clock: MovedClock
-) -> None:
-    imds.fail(500, methods=["instance"])
-    identity = start()
-    assert "500" in identity.last_error
-    imds.restore()
-    clock.advance(30)
-    identity.resolve()
-    assert identity.last_error == ""

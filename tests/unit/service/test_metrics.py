@@ -22,7 +22,7 @@ from bridge.config.models import ImdsSettings
 from bridge.contract.schemas import schema
 from bridge.contract.status import Status, from_json
 from bridge.contract.types import LOSS_REASONS, RECEIPT_REASONS, TYPE_PREFIX
-from bridge.errors import ImdsError, Rejected, Unavailable
+from bridge.errors import DeliveryError, ImdsError, Rejected, Unavailable
 from bridge.events.model import CloudEvent
 from bridge.imds.client import ImdsClient
 from bridge.runtime.time import iso_utc
@@ -113,33 +113,32 @@ def test_a_poll_is_counted_by_its_result(scrape: Scrape, error: ImdsError | None
     assert scrape.value("poll_duration_seconds_count") == 1
 
 
-def test_a_delivery_is_counted_with_the_time_that_the_event_waited(
-    scrape: Scrape, delivery: MovedDelivery
-) -> None:
-    delivery.commit("1")
-    delivery.clock.advance(3.0)
-    delivery.dispatcher.step()
-    assert scrape.value("deliveries_total", sink="ops", result="delivered") == 1
-    assert scrape.value("delivery_seconds_sum", sink="ops") == pytest.approx(3.0)
-
-
-@pytest.mark.parametrize(("error", "result"), [(Unavailable, "failed"), (Rejected, "rejected")])
-def test_a_part_of_a_batch_is_counted_as_delivered_and_one_event_as_failed(
-    scrape: Scrape, delivery: MovedDelivery, error: Any, result: str
+@pytest.mark.parametrize(
+    ("errors", "seconds", "results"),
+    [
+        ([], 3.0, {"delivered": 4}),
+        ([Unavailable("no", delivered=2)], 3.0, {"delivered": 2, "failed": 1}),
+        ([Rejected("no", delivered=2)], 3.0, {"delivered": 2, "rejected": 1}),
+        ([], 101.0, {"expired": 4}),
+    ],
+    ids=["all are delivered", "a part is delivered", "one of a batch is rejected", "all are too old"],
+)
+def test_events_are_counted_by_what_becomes_of_them_and_with_the_time_that_they_waited(
+    scrape: Scrape,
+    delivery: MovedDelivery,
+    errors: list[DeliveryError],
+    seconds: float,
+    results: dict[str, int],
 ) -> None:
     delivery.commit(*"1234")
-    delivery.sink.failures.append(error("no", delivered=2))
+    delivery.clock.advance(seconds)
+    delivery.sink.failures.extend(errors)
     delivery.dispatcher.step()
-    assert scrape.value("deliveries_total", sink="ops", result="delivered") == 2
-    assert scrape.value("deliveries_total", sink="ops", result=result) == 1
-
-
-def test_an_event_that_became_too_old_is_counted_as_expired(scrape: Scrape, delivery: MovedDelivery) -> None:
-    delivery.commit("1")
-    delivery.clock.advance(101.0)
-    delivery.dispatcher.step()
-    assert scrape.value("deliveries_total", sink="ops", result="expired") == 1
-    assert scrape.value("deliveries_total", sink="ops", result="delivered") == 0
+    kinds = ("delivered", "failed", "rejected", "expired")
+    counted = {kind: scrape.value("deliveries_total", sink="ops", result=kind) for kind in kinds}
+    assert counted == {**dict.fromkeys(kinds, 0), **results}
+    waited_seconds = seconds * results.get("delivered", 0)
+    assert scrape.value("delivery_seconds_sum", sink="ops") == pytest.approx(waited_seconds)
 
 
 def test_losses_are_counted_also_where_their_number_is_unknown(scrape: Scrape) -> None:
