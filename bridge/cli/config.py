@@ -98,7 +98,7 @@ def _other_recovers(config: Config) -> Iterator[tuple[str, str, str]]:
         is_of_ends = matches(type_of("scheduledevent.ended")) and not matches(
             type_of("scheduledevent.scheduled")
         )
-        if sink.kind == "exec" and is_of_ends:
+        if sink.acts_on_this_vm and is_of_ends:
             text = f"sinks.{name}: it gets how events end, also while the program of an auto rule still runs"
             remedy = (
                 "if it puts the VM back, name it as `recover` of the rule, once listen's user has its rights"

@@ -78,7 +78,7 @@ def render(
     if not chosen:
         known = ", ".join(event.type for event in events)
         raise UsageError(f"render: given --type {pattern}, expected one of {known}")
-    if digest and not hasattr(settings[name], "digest_seconds"):
+    if digest and settings[name].gather_seconds is None:
         raise UsageError(f"render: given --digest, expected a sink for Teams or Slack instead of {name}")
     wanted = filter_of(settings[name], "relay" if digest else "forward")
     built: Any

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, Field
@@ -150,6 +150,12 @@ class ServiceBusSettings(SinkSettings, BusSettings):
     `{resource_group}` and `{type}`; above 128 characters, it ends with a hash. Example: `"{event}"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
     """How long one send may take. Example: `5`."""
+    drops_copies: ClassVar = True  # by duplicate detection
+
+    @property
+    def signing_secrets(self) -> Secret | None:
+        """What messages are signed with, as in Standard Webhooks; None for no signature."""
+        return self._signing_secrets
 
 
 _TOPIC = re.compile(r"[A-Za-z0-9-]{3,50}")

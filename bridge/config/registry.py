@@ -22,11 +22,11 @@ T = TypeVar("T")
 # Where the settings and the class of each kind of sink are.
 SINK_KINDS: dict[str, tuple[str, str]] = {
     "eventgrid": ("bridge.config.bus:EventGridSettings", "bridge.sinks.eventgrid:EventGridSink"),
-    "exec": ("bridge.config.sinks:ExecSettings", "bridge.sinks.exec:ExecSink"),
+    "exec": ("bridge.sinks.exec:ExecSettings", "bridge.sinks.exec:ExecSink"),
     "servicebus": ("bridge.config.bus:ServiceBusSettings", "bridge.sinks.servicebus:ServiceBusSink"),
-    "stdout": ("bridge.config.sinks:StdoutSettings", "bridge.sinks.stdout:StdoutSink"),
+    "stdout": ("bridge.sinks.stdout:StdoutSettings", "bridge.sinks.stdout:StdoutSink"),
     "webhook": ("bridge.config.sinks:WebhookSettings", "bridge.sinks.webhook:WebhookSink"),
-    "apprise": ("bridge.config.sinks:AppriseSettings", "bridge.sinks.apprise:AppriseSink"),
+    "apprise": ("bridge.sinks.apprise:AppriseSettings", "bridge.sinks.apprise:AppriseSink"),
 }
 
 # Where each format's class is, which names its settings.

@@ -113,13 +113,23 @@ class SinkSettings(Settings):
     """The most requests a second, each of one event or one batch; by default without a limit. Example: `10`."""
     is_chat_format: ClassVar[bool] = False
     """Whether people read it: then it gets only events that name this VM, unless `scope` says otherwise."""
+    acts_on_this_vm: ClassVar[bool] = False
+    """Whether it changes this VM, which other VMs' events must not do, unless `scope` says otherwise."""
+    drops_copies: ClassVar[bool] = False
+    """Whether the receiver keeps one of the copies that a fleet sends, so that most need not be sent."""
     _check_types = field_validator("types")(values.check_some)
     _console_url: str = PrivateAttr(default="")
+    _signing_secrets: Secret | None = PrivateAttr(default=None)
 
-    def linked(self, console_url: str) -> Self:
-        """Remember where the console is, for links."""
-        self._console_url = console_url
+    def linked(self, console_url: str, signing_secrets: Secret | None = None) -> Self:
+        """Remember where the console is, for links, and what receipts are signed with if they come from here."""
+        self._console_url, self._signing_secrets = console_url, signing_secrets
         return self
+
+    @property
+    def gather_seconds(self) -> float | None:
+        """How long a relay gathers events for one message, None if each is one."""
+        return None
 
     @field_validator("where")
     @classmethod
@@ -185,12 +195,6 @@ class ChatSettings(Settings):
     def zone(self) -> tzinfo | None:
         """The time zone to write times in, if one is set."""
         return ZoneInfo(self.time_zone) if self.time_zone else None
-
-
-class StdoutSettings(SinkSettings):
-    """Print each event as one line of JSON."""
-
-    kind: Literal["stdout"]
 
 
 class HttpSettings(Settings):
@@ -290,16 +294,6 @@ class WebhookSettings(SinkSettings, HttpSettings, IdentitySettings):
         return value
 
 
-class AppriseSettings(ChatSettings, SinkSettings):
-    """Send messages by any service that the library apprise knows, such as mail; needs `imds-bridge[apprise]`."""
-
-    kind: Literal["apprise"]
-    url: Secret
-    """The URL of the service, as apprise documents it; each sink has one. Example:
-    `"mailtos://user:password@example.org?to=ops@example.org"`."""
-    max_per_second: Rate | None = 1.0
-
-
 def _check_program(value: tuple[str, ...]) -> tuple[str, ...]:
     if sys.platform == "win32":
         # A .cmd or .bat runs what the text of an event says, wherever it expands a variable.
@@ -317,17 +311,3 @@ def _check_program(value: tuple[str, ...]) -> tuple[str, ...]:
 
 Program = Annotated[tuple[str, ...], AfterValidator(_check_program)]
 RunSeconds = Annotated[float, Field(gt=0, le=86_400)]
-
-
-class ExecSettings(SinkSettings):
-    """Run a program for each event, by default of those that may affect this VM.
-
-    It gets the CloudEvent on standard input.
-    """
-
-    kind: Literal["exec"]
-    run: Program
-    """The program, by its absolute path, and its arguments; no shell is involved. Example:
-    `["/usr/local/bin/notify", "--quiet"]`."""
-    timeout_seconds: RunSeconds = 30.0
-    """How long the program may run; then its process group gets SIGTERM, and SIGKILL 5 s later. Example: `60`."""

@@ -13,8 +13,8 @@ from bridge.events.model import StoredEvent
 from bridge.formats.notice import Notice, notice
 from bridge.runtime.json import Json
 
-Encoded = tuple[dict[str, str], bytes]
-"""Headers, the content type among them, and a body."""
+Encoded = tuple[dict[str, str], bytes | None]
+"""Headers, the content type among them, and a body, None if nothing is to be sent."""
 
 encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 """Writes JSON as chat formats send it."""
@@ -34,7 +34,7 @@ class Format(ABC):
 
     @abstractmethod
     def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:
-        """Write the events of one request, as of `now` (UTC); with an empty body, nothing is sent.
+        """Write the events of one request, as of `now` (UTC).
 
         Raises:
             ValueError: an event cannot be written in this format.
@@ -71,8 +71,8 @@ class ChatFormat(Format):
         """Write the one event."""
         (event,) = events
         written = self.write(event.envelope, now)
-        body = "" if written is None else encode_json(written)
-        return {"Content-Type": "application/json"}, body.encode()
+        body = None if written is None else encode_json(written).encode()
+        return {"Content-Type": "application/json"}, body
 
     def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:
         """Write each of the events."""

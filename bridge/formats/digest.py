@@ -46,6 +46,11 @@ class DigestSettings(ChatSettings, WebhookSettings):
     """How long `relay` gathers events for one message, at most half of `max_age_seconds`; 0 sends a message for each.
     Example: `60`."""
 
+    @property
+    def gather_seconds(self) -> float:
+        """How long a relay gathers events for one message, so that none is too old in it."""
+        return min(self.digest_seconds, self.max_age_seconds / 2)
+
 
 class Digest(NamedTuple):
     """Many events in words, with the tone of the worst line.

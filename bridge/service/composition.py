@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from bridge.config.models import Config, find_exposed
@@ -34,7 +34,7 @@ def run_forward(config: Config, *, once: bool = False) -> int:
         Incomplete: the one poll had no usable answer, or events could not be delivered.
         StateError: the state is locked by another process, or a newer version wrote it.
     """
-    return _run(config, "forward", lambda parts: _forward(parts, once=once))
+    return _run(config, "forward", lambda parts: _forward(parts, config, once=once))
 
 
 def run_listen(config: Config, *, dry_run: bool) -> int:
@@ -47,7 +47,8 @@ def run_listen(config: Config, *, dry_run: bool) -> int:
     settings = config.approvals
     if settings is None:
         raise UsageError("listen: the configuration has no [approvals]; see docs/configuration.md")
-    return _run(config, "listen", lambda parts: _listen(parts, settings, dry_run=dry_run))
+    variables = config.policy_variables
+    return _run(config, "listen", lambda parts: _listen(parts, settings, variables, dry_run=dry_run))
 
 
 def run_relay(config: Config) -> int:
@@ -96,21 +97,21 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
     with Signals() as signals:
         parts = Parts(config, role)
         parts.identity.settle(lambda seconds: signals.wait(seconds, keep=True))
-        return Process(parts, build(parts), signals).run()
+        return Process(parts, build(parts), signals, stop_seconds=config.stop_seconds).run()
 
 
-def _forward(parts: Parts, *, once: bool) -> Flow:
-    forwarder = Forwarder(parts)
+def _forward(parts: Parts, config: Config, *, once: bool) -> Flow:
+    forwarder = Forwarder(parts, config.imds, is_fleet=config.documents == "named")
     if once:
         return Flow(loops={"poll": forwarder.run_once}, status=forwarder.status, faults=forwarder.faults)
     return Flow(loops={"poll": forwarder.run}, status=forwarder.status)
 
 
-def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
+def _listen(parts: Parts, settings: ApprovalSettings, variables: Iterable[str], *, dry_run: bool) -> Flow:
     from bridge.service.listener import Listener  # noqa: PLC0415 - only `listen` needs it
 
     identity = parts.identity
-    for variable in parts.config.policy_variables:
+    for variable in variables:
         log.warning("the environment variable %s sets what may be approved", variable)
 
     def session() -> str | None:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from bridge.config.models import ImdsSettings
 from bridge.contract.status import ForwardStatus
 from bridge.errors import ImdsError
 from bridge.events.builder import GapCause
@@ -42,18 +43,26 @@ _REASONS: dict[GapCause, str] = {
 class Forwarder:
     """Watches one VM's document. `run` is for one thread; `status` may be called from any."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, settings: ImdsSettings, *, is_fleet: bool = False) -> None:
+        """Prepare to poll.
+
+        Args:
+            parts: of the process; its stop ends `run`.
+            settings: where IMDS is, and how often it is polled.
+            is_fleet: whether documents about other VMs alone are left to those.
+        """
         self._parts = parts
+        self._settings = settings
+        self._is_fleet = is_fleet
         self._clock = parts.clock
         self._identity = parts.identity
-        self._poll_seconds = parts.config.imds.poll_seconds
         self._bridge_events = BridgeEvents(parts.identity)
         self._watch = Watch.load(parts.outbox.record(STATE, WATCH))
         # What has ended since the start, until it is known what only an unread state knows; None from then on.
         self._ended: set[str] | None = set()
         self._body: bytes | None = None
         self._has_polled = False
-        self._reachability = Reachability(parts)
+        self._reachability = Reachability(parts, settings.poll_seconds)
 
     def run(self) -> None:
         """Poll until `stop` is set, then once more."""
@@ -63,7 +72,9 @@ class Forwarder:
             wait_seconds = self._poll_and_report()
             now = self._clock.monotonic()
             if wait_seconds is None:
-                due += self._poll_seconds * max(1, math.ceil((now - due) / self._poll_seconds))
+                due += self._settings.poll_seconds * max(
+                    1, math.ceil((now - due) / self._settings.poll_seconds)
+                )
             else:
                 due = now + wait_seconds
         self.poll(timeout_seconds=LAST_POLL_SECONDS)
@@ -123,7 +134,9 @@ class Forwarder:
         except ImdsError as error:
             self._reachability.note_failure(error)
             is_throttled = error.status == HTTPStatus.TOO_MANY_REQUESTS
-            return max(self._poll_seconds, error.retry_after_seconds or 0.0) if is_throttled else None
+            return (
+                max(self._settings.poll_seconds, error.retry_after_seconds or 0.0) if is_throttled else None
+            )
         return None
 
     def status(self) -> ForwardStatus:
@@ -131,7 +144,7 @@ class Forwarder:
         document, good_time = self._watch.document, self._reachability.good_time
         return ForwardStatus(
             vm=self._identity.vm.name if self._identity.vm else None,
-            imds=self._parts.imds.base or self._parts.config.imds.endpoint,
+            imds=self._parts.imds.base or self._settings.endpoint,
             version_error=self._parts.imds.version_error,
             clock_ahead_seconds=self._parts.imds.clock_ahead_seconds,
             last_error=self._reachability.last_error or None,
@@ -227,7 +240,7 @@ class Forwarder:
 
         It does for its first document, for entries that cannot be read, and where only the incarnation has changed.
         """
-        if self._parts.config.documents == "all" or not changes or before.document is None:
+        if not self._is_fleet or not changes or before.document is None:
             return False
         reporter = self._identity.reporter()
         seen = [event for change in changes for event in (change.event, change.previous) if event]
@@ -280,8 +293,8 @@ class Reachability:
     the next answer; `failed_share` is about how many of the last 20 requests failed, 0 to 1.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._gap_limit_seconds = max(CONTINUOUS_SECONDS, 2 * parts.config.imds.poll_seconds)
+    def __init__(self, parts: Parts, poll_seconds: float) -> None:
+        self._gap_limit_seconds = max(CONTINUOUS_SECONDS, 2 * poll_seconds)
         self._parts = parts
         self._clock = parts.clock
         self._began_at = self._clock.monotonic()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Literal
 
-from bridge.config.models import Config
 from bridge.errors import ImdsError, StateError
 from bridge.events.builder import Reporter
 from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
@@ -38,12 +37,13 @@ class VmIdentity:
     """The identity in which one process publishes; for the thread that builds the process's events.
 
     Args:
-        config: the whole configuration.
         role: what the process does.
         imds: where instance data comes from; None for a process that does not ask IMDS.
         outbox: what keeps the identity.
         clock: the time.
         boot_id: the machine's, "" if unknown; a clone has started after its state was copied.
+        make_reporter: makes what builds events, with what the configuration says of their names.
+        has_instance_data: False if the configuration names the VM instead.
 
     Attributes:
         vm: in whose name this run publishes; None while that is unknown.
@@ -52,13 +52,14 @@ class VmIdentity:
         last_error: why something of what every VM has is not known; "" before the first try.
     """
 
-    config: Config
     role: Role
     _: KW_ONLY
     imds: ImdsClient | None
     outbox: Outbox
     clock: Clock
     boot_id: str = ""
+    make_reporter: Callable[..., Reporter] = Reporter
+    has_instance_data: bool = True
     vm: Vm | None = field(default=None, init=False)
     next_vm: Vm | None = field(default=None, init=False)
     resolved: bool = field(default=False, init=False)
@@ -143,7 +144,7 @@ class VmIdentity:
                 extra={"kept_as": str(target), "was": was, "is": vm.vm_id},
             )
             self.vm = None
-        known, missing = self.next_vm or self.vm, [] if self.config.imds.vm_name else vm.missing
+        known, missing = self.next_vm or self.vm, vm.missing if self.has_instance_data else []
         self._note(f"instance data lacks {', '.join(missing)}" if missing else "")
         if known and len(missing) > len(known.missing):
             self.resolved |= known is self.vm and vm.name.lower() == known.name.lower()
@@ -169,14 +170,11 @@ class VmIdentity:
 
     def reporter(self) -> Reporter:
         """Return what builds events in this VM's name, as far as it is known, as of now."""
-        return Reporter(
+        return self.make_reporter(
             name=self.vm.name if self.vm else self._host,
             role=self.role,
             epoch=self.outbox.epoch,
             at=self.clock.now(),
             next_number=self.outbox.next_number,
             vm=self.vm,
-            group_source=self.config.source,
-            vm_source=self.config.vm_source,
-            session=self.config.approvals.session if self.config.approvals else "",
         )

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.config.base import Secret
 from bridge.config.models import Config
 from bridge.config.registry import sink_class
-from bridge.config.sinks import SinkSettings, StdoutSettings
+from bridge.config.sinks import SinkSettings
 from bridge.errors import ConfigError
+from bridge.events.builder import Reporter
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
@@ -20,6 +20,7 @@ from bridge.runtime.threads import Stop
 from bridge.runtime.time import Clock, read_boot_id
 from bridge.service.holding import Copies, Gathering, Holding
 from bridge.service.identity import Role, VmIdentity
+from bridge.sinks.stdout import StdoutSettings
 
 if TYPE_CHECKING:
     from bridge.service.dispatcher import Dispatcher
@@ -27,23 +28,19 @@ if TYPE_CHECKING:
     from bridge.sinks.base import Sink
 
 
-def build_sinks(
-    settings: Mapping[str, SinkSettings], signing_secrets: Secret | None = None
-) -> dict[str, Sink]:
+def build_sinks(settings: Mapping[str, SinkSettings]) -> dict[str, Sink]:
     """Build sinks, and try chat formats on a sample of every event type that they take.
 
     Args:
         settings: by the sinks' names.
-        signing_secrets: what Service Bus messages are signed with.
 
     Raises:
         ConfigError: a template is faulty, or a format cannot render a type.
     """
     sinks, faults = {}, []
     for name, sink_settings in settings.items():
-        signs = {"signing_secrets": signing_secrets} if sink_settings.kind == "servicebus" else {}
         try:
-            sink = sinks[name] = sink_class(sink_settings.kind)(sink_settings, **signs)
+            sink = sinks[name] = sink_class(sink_settings.kind)(sink_settings)
             if sink_settings.is_chat_format:
                 _check_format(sink, filter_of(sink_settings))
         except (OSError, ValueError) as error:
@@ -61,14 +58,16 @@ def _check_format(sink: Any, wanted: Filter) -> None:
 
 def filter_of(settings: SinkSettings, role: str = "forward") -> Filter:
     """Return which events a sink takes; a relay's sinks take those of every VM."""
-    is_of_this_vm = settings.is_chat_format or settings.kind == "exec"
+    is_of_this_vm = settings.is_chat_format or settings.acts_on_this_vm
     scope = settings.scope or ("self" if is_of_this_vm and role != "relay" else "all")
     return Filter(types=settings.types, where=settings.where, scope=scope)
 
 
-def sinks_of(config: Config) -> dict[str, SinkSettings]:
-    """Return the configured sinks, with links to the console; without any, events go to stdout."""
-    linked = {name: sink.linked(config.console_url) for name, sink in config.sinks.items()}
+def sinks_of(config: Config, role: str = "forward") -> dict[str, SinkSettings]:
+    """Return the configured sinks, with what they need of the rest; without any, events go to stdout."""
+    # Whoever waits for a receipt has the secrets, and believes only what is signed with them.
+    secrets = config.approvals.signing_secrets if config.approvals and role == "listen" else None
+    linked = {name: sink.linked(config.console_url, secrets) for name, sink in config.sinks.items()}
     return linked or {"stdout": StdoutSettings(kind="stdout")}
 
 
@@ -87,22 +86,21 @@ class Parts:
     """What every process has; the flow and the dispatchers are built on it."""
 
     def __init__(self, config: Config, role: Role) -> None:
-        self.config = config
         self.role = role
         self.clock = Clock()
         self.stop = Stop()
-        self.settings = sinks_of(config)
-        self.filters = {name: filter_of(sink, role) for name, sink in self.settings.items()}
+        self.sinks = sinks_of(config, role)
         # A faulty template must end the process before it publishes; other sinks are built after the first poll.
-        self._checked = build_sinks({name: one for name, one in self.settings.items() if one.is_chat_format})
-        held = {name: self._holding(sink) for name, sink in self.settings.items()}
+        self._checked = build_sinks({name: one for name, one in self.sinks.items() if one.is_chat_format})
+        is_fleet = role == "forward" and config.documents == "named"
+        held = {name: self._holding(sink, is_fleet=is_fleet) for name, sink in self.sinks.items()}
         self._holdings = {name: one for name, one in held.items() if one}
         self.folder = StateFolder(config.state_dir / role)
-        self.meter, self.metrics = self._metrics()
+        self.meter, self.metrics = self._metrics(config.metrics.listen)
         self.outbox = Outbox(
             self.folder,
             clock=self.clock,
-            sinks={name: (self.filters[name], sink.from_start) for name, sink in self.settings.items()},
+            sinks={name: (filter_of(sink, role), sink.from_start) for name, sink in self.sinks.items()},
             max_bytes=int(config.max_outbox_mb * 1024 * 1024),
             retain_seconds=config.retain_seconds,
             count=self.meter.committed,
@@ -110,13 +108,22 @@ class Parts:
         )
         self.imds = ImdsClient(config.imds, clock=self.clock, measured=self.meter.polling)
         self.boot_id = read_boot_id()
-        asked = None if role == "relay" else self.imds
         self.identity = VmIdentity(
-            config, role, imds=asked, outbox=self.outbox, clock=self.clock, boot_id=self.boot_id
+            role,
+            imds=None if role == "relay" else self.imds,
+            outbox=self.outbox,
+            clock=self.clock,
+            boot_id=self.boot_id,
+            make_reporter=partial(
+                Reporter,
+                group_source=config.source,
+                vm_source=config.vm_source,
+                session=config.approvals.session if config.approvals else "",
+            ),
+            has_instance_data=not config.imds.vm_name,
         )
 
-    def _metrics(self) -> tuple[Meter | NoMeter, MetricsServer | None]:
-        listen = self.config.metrics.listen
+    def _metrics(self, listen: str) -> tuple[Meter | NoMeter, MetricsServer | None]:
         if not listen:
             return NoMeter(), None
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - few processes need it
@@ -124,17 +131,15 @@ class Parts:
         from bridge.service.metrics import Meter, MetricsServer  # noqa: PLC0415
 
         registry = CollectorRegistry()
-        meter = Meter(registry, self.settings)
+        meter = Meter(registry, self.sinks)
         return meter, MetricsServer(listen, role=self.role, registry=registry, clock=self.clock)
 
-    def _holding(self, sink: SinkSettings) -> Holding | None:
+    def _holding(self, sink: SinkSettings, *, is_fleet: bool) -> Holding | None:
         """Return how long a sink's events are held, None for not at all."""
-        digest_seconds = getattr(sink, "digest_seconds", 0.0)
-        if self.role == "relay" and digest_seconds:  # a VM's own chat has nothing to gather
-            return Gathering(min(digest_seconds, sink.max_age_seconds / 2), self.clock)
-        # Service Bus drops copies; with "all", each comes with a document, which is not held.
-        is_fleet = self.role == "forward" and self.config.documents == "named"
-        return Copies(self.clock) if is_fleet and sink.kind == "servicebus" else None
+        if self.role == "relay" and sink.gather_seconds:  # a VM's own chat has nothing to gather
+            return Gathering(sink.gather_seconds, self.clock)
+        # With documents = "all", each copy comes with a document, which is not held.
+        return Copies(self.clock) if is_fleet and sink.drops_copies else None
 
     def dispatchers(self) -> list[Dispatcher]:
         """Build one dispatcher for each sink.
@@ -144,10 +149,8 @@ class Parts:
         """
         from bridge.service.dispatcher import Dispatcher  # noqa: PLC0415 - the first poll need not wait for it
 
-        rest = {name: sink for name, sink in self.settings.items() if name not in self._checked}
-        # Whoever waits for a receipt has the secrets, and believes only what is signed with them.
-        secrets = self.config.approvals.signing_secrets if self.config.approvals else None
-        sinks = {**self._checked, **build_sinks(rest, secrets if self.role == "listen" else None)}
+        rest = {name: sink for name, sink in self.sinks.items() if name not in self._checked}
+        sinks = {**self._checked, **build_sinks(rest)}
         return [
             Dispatcher(
                 name,
@@ -159,5 +162,5 @@ class Parts:
                 holding=self._holdings.get(name),
                 count=partial(self.meter.sent, name),
             )
-            for name, sink in self.settings.items()
+            for name, sink in self.sinks.items()
         ]

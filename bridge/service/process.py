@@ -55,12 +55,14 @@ class Process:
         parts: what the flow is built on; its stop is set when the loops are to end, and its outbox closed after them.
         flow: what the process does.
         signals: what asks for the stop.
+        stop_seconds: how long waiting events are still delivered after that.
     """
 
-    def __init__(self, parts: Parts, flow: Flow, signals: Signals) -> None:
+    def __init__(self, parts: Parts, flow: Flow, signals: Signals, *, stop_seconds: float) -> None:
         self._parts = parts
         self._flow = flow
         self._signals = signals
+        self._stop_seconds = stop_seconds
         self._outbox = parts.outbox
         self._clock = parts.clock
         self._supervisor = Supervisor()
@@ -79,7 +81,7 @@ class Process:
             "imds-bridge %s: %s started",
             __version__,
             self._parts.role,
-            extra={"sinks": [*self._parts.settings]},
+            extra={"sinks": [*self._parts.sinks]},
         )
         self._supervisor.ready()
         # The loops are started first: a notice may be there already.
@@ -130,9 +132,8 @@ class Process:
         A second signal ends it at once.
         """
         log.info("stopping: waiting events are delivered first", extra={"why": why})
-        stop_seconds = self._parts.config.stop_seconds
-        self._supervisor.stopping(stop_seconds + LAST_SECONDS)
-        deadline = self._clock.monotonic() + stop_seconds
+        self._supervisor.stopping(self._stop_seconds + LAST_SECONDS)
+        deadline = self._clock.monotonic() + self._stop_seconds
         self._parts.stop.set()
         for dispatcher in self._dispatchers:
             dispatcher.begin_drain()

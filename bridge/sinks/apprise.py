@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from bridge.config.base import read_or_keep
-from bridge.config.sinks import AppriseSettings
+from bridge.config.base import Secret, read_or_keep
+from bridge.config.sinks import ChatSettings, Rate, SinkSettings
 from bridge.errors import Misconfigured, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.notice import notice
@@ -15,6 +15,16 @@ from bridge.http.client import register_url
 from bridge.runtime.text import one_line
 from bridge.runtime.time import Clock
 from bridge.sinks.base import Inconclusive, RequestPreview, Sink
+
+
+class AppriseSettings(ChatSettings, SinkSettings):
+    """Send messages by any service that the library apprise knows, such as mail; needs `imds-bridge[apprise]`."""
+
+    kind: Literal["apprise"]
+    url: Secret
+    """The URL of the service, as apprise documents it; each sink has one. Example:
+    `"mailtos://user:password@example.org?to=ops@example.org"`."""
+    max_per_second: Rate | None = 1.0
 
 
 class AppriseSink(Sink):

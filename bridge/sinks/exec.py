@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import ClassVar, Literal
 
-from bridge.config.sinks import ExecSettings
+from bridge.config.sinks import Program, RunSeconds, SinkSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.runtime.program import Result, Run, environment, find_fault
@@ -14,6 +15,21 @@ from bridge.sinks.base import RequestPreview, Sink
 log = logging.getLogger(__name__)
 
 TRY_AGAIN_LATER = 75  # EX_TEMPFAIL of sysexits.h
+
+
+class ExecSettings(SinkSettings):
+    """Run a program for each event, by default of those that may affect this VM.
+
+    It gets the CloudEvent on standard input.
+    """
+
+    kind: Literal["exec"]
+    run: Program
+    """The program, by its absolute path, and its arguments; no shell is involved. Example:
+    `["/usr/local/bin/notify", "--quiet"]`."""
+    timeout_seconds: RunSeconds = 30.0
+    """How long the program may run; then its process group gets SIGTERM, and SIGKILL 5 s later. Example: `60`."""
+    acts_on_this_vm: ClassVar = True
 
 
 class ExecSink(Sink):

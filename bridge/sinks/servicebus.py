@@ -23,7 +23,7 @@ from bridge.azure.servicebus import (
     sender_of,
     with_current_secret,
 )
-from bridge.config.base import Secret, read_or_keep
+from bridge.config.base import read_or_keep
 from bridge.config.bus import ServiceBusSettings
 from bridge.config.values import check_signing_secrets
 from bridge.contract.types import session_id as fill_in
@@ -63,17 +63,14 @@ class ServiceBusSink(Sink):
         settings: ServiceBusSettings,
         *,
         clock: Clock | None = None,
-        signing_secrets: Secret | None = None,
     ) -> None:
         """Prepare to send.
 
         Args:
             settings: where to, and as whom.
             clock: dates signatures, and times the connection.
-            signing_secrets: what messages are signed with, as in Standard Webhooks; None for no signature.
         """
         self._given = settings
-        self._signing_secrets = signing_secrets
         self._known_secrets: list[str] = []
         self._settings = read_or_keep(lambda: with_current_secret(settings), settings)
         self._clock = clock or Clock()
@@ -155,7 +152,7 @@ class ServiceBusSink(Sink):
 
     def _messages(self, events: Sequence[StoredEvent]) -> tuple[list[ServiceBusMessage], Rejected | None]:
         """Convert events to messages, up to the first that cannot be converted: it must not delay those before it."""
-        if given := self._signing_secrets:
+        if given := self._given.signing_secrets:
             # A secret may change while no message is sent, and the readers know only the current one.
             self._known_secrets = read_or_keep(
                 lambda: check_signing_secrets(given.read()), self._known_secrets

@@ -6,8 +6,9 @@ import os
 import select
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
-from bridge.config.sinks import StdoutSettings
+from bridge.config.sinks import SinkSettings
 from bridge.errors import Unavailable
 from bridge.events.model import StoredEvent
 from bridge.runtime.text import escape
@@ -16,6 +17,12 @@ from bridge.sinks.base import RequestPreview, Sink
 WAIT_SECONDS = 10.0
 # What a pipe takes without blocking once it is writable.
 CHUNK_BYTES = 4096
+
+
+class StdoutSettings(SinkSettings):
+    """Print each event as one line of JSON."""
+
+    kind: Literal["stdout"]
 
 
 class StdoutSink(Sink):

@@ -117,7 +117,8 @@ class WebhookSink(Sink):
         headers, body = self._write([event, *others])
         url, secret = self._access.url, self._access.headers
         headers |= {"Authorization": "***"} if self._settings.token_scope else {}
-        return preview("POST", url, {**headers, **dict.fromkeys(secret, "***")}, body, keep=secret.values())
+        shown = {**headers, **dict.fromkeys(secret, "***")}
+        return preview("POST", url, shown, body or b"", keep=secret.values())
 
     def close(self) -> None:
         """Close the connections."""
@@ -140,7 +141,7 @@ class WebhookSink(Sink):
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
         headers, body = self._write(events)
-        if not body:
+        if body is None:
             return
         answer = self._http.exchange("POST", self._access.url, {**headers, **self._tokens.header()}, body)
         if error := self._error(answer):
@@ -159,7 +160,8 @@ class WebhookSink(Sink):
         if self._settings.content_type:
             headers["Content-Type"] = self._settings.content_type
         if self._access.signing_secrets:
-            headers |= sign(self._access.signing_secrets, _message_id(events), self._clock.now(), body)
+            secrets = self._access.signing_secrets
+            headers |= sign(secrets, _message_id(events), self._clock.now(), body or b"")
         return {"WebHook-Request-Origin": _origin(), **headers, **self._access.headers}, body
 
     def _encode(self, events: Sequence[StoredEvent]) -> Encoded:

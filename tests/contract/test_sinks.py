@@ -15,19 +15,18 @@ import pytest
 
 from bridge.config.bus import EventGridSettings, ServiceBusSettings
 from bridge.config.registry import SINK_KINDS, format_class
-from bridge.config.sinks import AppriseSettings, ExecSettings, StdoutSettings
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.runtime.text import redact
 from bridge.sinks import eventgrid as eventgrid_module
 from bridge.sinks import stdout as stdout_module
 from bridge.sinks import webhook as webhook_module
-from bridge.sinks.apprise import AppriseSink
+from bridge.sinks.apprise import AppriseSettings, AppriseSink
 from bridge.sinks.base import Inconclusive, Sink
 from bridge.sinks.eventgrid import EventGridSink
-from bridge.sinks.exec import ExecSink
+from bridge.sinks.exec import ExecSettings, ExecSink
 from bridge.sinks.servicebus import ServiceBusSink
-from bridge.sinks.stdout import StdoutSink
+from bridge.sinks.stdout import StdoutSettings, StdoutSink
 from tests.support.clock import MovedClock
 from tests.support.eventgrid import EventGridLab
 from tests.support.inbox import Inbox

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from bridge.config.sinks import ExecSettings
 from bridge.errors import Unavailable
 from bridge.runtime.program import Result, Run, find_fault
-from bridge.sinks.exec import ExecSink
+from bridge.sinks.exec import ExecSettings, ExecSink
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.paths import ROOT

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from bridge.config.sinks import ExecSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.program import Result, Run, _end_all
-from bridge.sinks.exec import ExecSink
+from bridge.sinks.exec import ExecSettings, ExecSink
 from tests.support.only import only
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -15,7 +16,8 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
-from bridge.config.models import Config, ImdsSettings
+from bridge.config.models import ImdsSettings
+from bridge.events.builder import Reporter
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.imds.instance import approval_session
@@ -175,12 +177,18 @@ class BusRig:
         """Start both threads on the state as it is."""
         self.stopping = Stop()
         BusRig.running += 1
-        config = Config(imds=self._imds_settings, approvals=self.settings)
         sinks = {"audit": (Filter(types=("io.imdsbridge.*",)), True)}
         self.outbox = open_outbox(self.folder, sinks=sinks, clock=self.clock)
         self.is_open = True
-        self._imds = imds = ImdsClient(config.imds, clock=self.clock)
-        identity = VmIdentity(config, "listen", imds=imds, outbox=self.outbox, clock=self.clock)
+        self._imds = imds = ImdsClient(self._imds_settings, clock=self.clock)
+        identity = VmIdentity(
+            "listen",
+            imds=imds,
+            outbox=self.outbox,
+            clock=self.clock,
+            make_reporter=partial(Reporter, session=self.settings.session),
+            has_instance_data=not self._imds_settings.vm_name,
+        )
         self.commands = BusReceiver(
             self.settings,
             what="commands",

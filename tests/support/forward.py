@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from bridge.config.models import Config
+from bridge.config.models import ImdsSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.imds.instance import Vm
@@ -50,7 +50,7 @@ class Station:
         self.folder = folder
         self.imds = imds
         self.clock = clock
-        self.config = Config()
+        self.settings, self.is_fleet = ImdsSettings(), False
         self.boot_id = "boot"
         self._read = 0
         self._checked: dict[bytes, dict[str, Any]] = {}
@@ -62,7 +62,7 @@ class Station:
         sinks = {"all": (Filter(), True)}
         self.outbox = open_outbox(self.folder, sinks=sinks, clock=self.clock, retain_seconds=7 * DAY)
         self.identity = VmIdentity(
-            self.config, "forward", imds=self.imds, outbox=self.outbox, clock=self.clock, boot_id=self.boot_id
+            "forward", imds=self.imds, outbox=self.outbox, clock=self.clock, boot_id=self.boot_id
         )
         self.identity.settle(self._wait)
         self.forwarder = self._forwarder(Stop())
@@ -142,7 +142,6 @@ class Station:
 
     def _forwarder(self, stop: Stop) -> Forwarder:
         parts = parts_of(
-            config=self.config,
             imds=self.imds,
             outbox=self.outbox,
             folder=self._state_folder,
@@ -151,7 +150,7 @@ class Station:
             identity=self.identity,
             boot_id=self.boot_id,
         )
-        return Forwarder(parts)
+        return Forwarder(parts, self.settings, is_fleet=self.is_fleet)
 
 
 class Scripted(Station):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from email.utils import format_datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from uuid import uuid4
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
-from bridge.config.models import Config
+from bridge.events.builder import Reporter
 from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent
 from bridge.imds.instance import Vm
@@ -181,11 +182,12 @@ class ListenerRig:
         )
         self.outbox.journal, self.outbox.on_commit = self.journal, self._committing
         identity = VmIdentity(
-            *(Config(approvals=self.settings), "listen"),
+            "listen",
             imds=self.imds,
             outbox=self.outbox,
             clock=self.clock,
             boot_id=self.boot_id,
+            make_reporter=partial(Reporter, session=self.settings.session),
         )
         identity.settle(lambda _: True)
         self.receiver = _JournalReceiver(self.queue, self.journal, self.clock)

@@ -12,7 +12,6 @@ from azure.servicebus import ServiceBusMessage
 
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.bus import RelaySettings
-from bridge.config.models import Config
 from bridge.errors import Gone, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
@@ -129,7 +128,7 @@ class RelayRig:
         self.outbox = open_outbox(self._folder, sinks=sinks, clock=self._clock)
         self.stopping, settled = Stop(), Stop()
         self.receiver = BusReceiver(settings, what="events", clock=self._clock, stop=settled)
-        identity = VmIdentity(Config(), "relay", imds=None, outbox=self.outbox, clock=self._clock)
+        identity = VmIdentity("relay", imds=None, outbox=self.outbox, clock=self._clock)
         parts = parts_of(outbox=self.outbox, clock=self._clock, stop=self.stopping, identity=identity)
         self.relay = Relay(parts, self.receiver, settled)
         self._dispatchers = [

@@ -97,7 +97,7 @@ def forwarder(
     parts = Parts(config, "forward")
     parts.imds = imds = DatingImds(config.imds, clock=parts.clock)
     parts.identity.settle(parts.stop.wait)
-    built = Forwarder(parts)
+    built = Forwarder(parts, config.imds)
     dispatchers = parts.dispatchers() if hook_url else []
     threads = [start_thread(NAME, one.run) for one in dispatchers]
     threads += [start_thread("poll", built.run)] if polls else []

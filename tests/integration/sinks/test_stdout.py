@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.config.sinks import StdoutSettings
 from bridge.errors import Unavailable
 from bridge.sinks import stdout
-from bridge.sinks.stdout import StdoutSink
+from bridge.sinks.stdout import StdoutSettings, StdoutSink
 from tests.support.process import stored_event
 
 PIPE_BYTES = 4096

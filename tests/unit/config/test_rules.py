@@ -10,9 +10,9 @@ import pytest
 
 from bridge.approvals.policy import matches
 from bridge.config.approvals import ApprovalSettings, AutoSettings, PolicySettings, RuleSettings
-from bridge.config.sinks import ExecSettings
 from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES
 from bridge.imds.document import ScheduledEvent
+from bridge.sinks.exec import ExecSettings
 from tests.support.settings import fault, faults, read, stdout
 
 APPROVALS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\nqueue = "approvals"\n'

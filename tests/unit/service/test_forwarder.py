@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 
 from bridge import __version__
+from bridge.config.models import ImdsSettings
 from bridge.errors import ImdsError
 from bridge.imds.document import parse_document
 from bridge.outbox import storage
@@ -187,8 +188,7 @@ def test_a_request_without_an_answer_is_an_outage_after_five_seconds(station: Sc
 
 
 def test_gaps_of_a_slow_schedule_are_not_outages(station: Scripted) -> None:
-    settings = station.config.imds.model_copy(update={"poll_seconds": 20.0})
-    station.config = station.config.model_copy(update={"imds": settings})
+    station.settings = ImdsSettings(poll_seconds=20.0)
     station.run(waits=5)
     assert "imds.unreachable" not in station.story()
 
@@ -676,7 +676,7 @@ def test_heartbeats_of_vms_that_start_together_are_spread_over_the_hour(
 
 def named(station: Scripted) -> None:
     """Let the station publish documents only for changes that name it, from its second document on."""
-    station.config = station.config.model_copy(update={"documents": "named"})
+    station.is_fleet = True
     station.restart()
     station.poll()
     station.published()

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from bridge.config.models import Config
 from bridge.errors import ImdsError, StateError
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
@@ -52,7 +51,7 @@ def start(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> Start:
     """Return what starts another process on the state, and lets it find out who the VM is."""
 
     def settled(*, boot_id: str = "", wait: Callable[[float], object] = clock.advance) -> VmIdentity:
-        identity = VmIdentity(Config(), "forward", imds=imds, outbox=outbox, clock=clock, boot_id=boot_id)
+        identity = VmIdentity("forward", imds=imds, outbox=outbox, clock=clock, boot_id=boot_id)
         identity.settle(wait)
         return identity
 
@@ -170,7 +169,7 @@ def test_events_that_ask_at_once_do_not_take_the_place_of_a_reading_that_waits_l
             raise ImdsError("no answer")
         return answer(limit_seconds)
 
-    identity = VmIdentity(Config(), role, imds=imds, outbox=outbox, clock=clock)
+    identity = VmIdentity(role, imds=imds, outbox=outbox, clock=clock)
     monkeypatch.setattr(imds, "instance", slow)
     for _ in range(20):  # an event each time
         clock.advance(0.4)

@@ -13,7 +13,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from bridge.config.models import Config
 from bridge.contract.status import Status
 from bridge.errors import ConfigError, Incomplete, StateError
 from bridge.outbox.state_dir import StateFolder
@@ -91,9 +90,8 @@ class Doubles:
 
     def process(self, *, seconds: float, dispatchers: Any = None, faults: list[str] | None = None) -> Process:
         parts = parts_of(
-            config=Config(),
             role="forward",
-            settings=[],
+            sinks=[],
             folder=self.folder,
             identity=SimpleNamespace(last_error=""),
             outbox=self.outbox,
@@ -109,7 +107,7 @@ class Doubles:
             faults=None if faults is None else lambda: faults,
         )
         signals = cast("Signals", MovedSignals(self.clock, seconds))
-        return Process(parts, flow, signals)
+        return Process(parts, flow, signals, stop_seconds=5.0)
 
     def run(self, **how: Any) -> int:
         return self.process(**how).run()

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bridge.azure.receiver import ReceivedMessage, Settlement
-from bridge.config.models import Config
 from bridge.contract.status import to_json
 from bridge.events.filters import Filter
 from bridge.runtime.threads import Stop
@@ -39,7 +38,7 @@ class RelayOnDoubles:
         self.outbox = open_outbox(self.folder, sinks=sinks, clock=self.clock)
         self.stop, self.settled = Stop(), Stop()
         self.receiver = MemoryReceiver(self.queue, stop=self.settled)
-        identity = VmIdentity(Config(), "relay", imds=None, outbox=self.outbox, clock=self.clock)
+        identity = VmIdentity("relay", imds=None, outbox=self.outbox, clock=self.clock)
         parts = parts_of(outbox=self.outbox, clock=self.clock, stop=self.stop, identity=identity)
         self.relay = Relay(parts, self.receiver, self.settled)
 
