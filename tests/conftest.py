@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -77,12 +76,6 @@ def rules_of_the_suite(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     if suite == "unit":
         monkeypatch.setattr(socket.socket, "__init__", _refuse)
         monkeypatch.setattr(subprocess.Popen, "__init__", _refuse)
-
-
-@pytest.fixture
-def this_moment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set NOW of the test's module, which was imported minutes ago: a console would say that its clock is ahead."""
-    monkeypatch.setattr(request.module, "NOW", datetime.now(UTC))
 
 
 @pytest.fixture
