@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -340,7 +341,7 @@ def test_with_watch_it_is_shown_again_until_it_is_interrupted(
         if interrupt := next(waits):
             raise interrupt
 
-    monkeypatch.setattr("bridge.cli.status.time.sleep", wait)
+    monkeypatch.setattr("bridge.cli.status.time", SimpleNamespace(sleep=wait))  # threads of others sleep on
     process.write()
     done = cli("status", "--watch")
     assert (done.code, done.out.count("Document 7:")) == (0, 2)
