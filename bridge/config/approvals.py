@@ -41,7 +41,7 @@ _Notice = Annotated[float | None, Field(allow_inf_nan=False)]
 
 
 class RuleSettings(Settings):
-    """A rule about events: all criteria must match, each by one value of its list."""
+    """A rule about events: all criteria must match, a list by one of its values."""
 
     event_type: Annotated[tuple[_EventType, ...], _Some, Criterion("EventType", "one of")] = _NOT_EMPTY
     """The event is of one of these types. Example: `["Freeze", "Reboot"]`."""

@@ -177,7 +177,7 @@ def _value(group: type[Settings], key: str, described: Mapping[str, Any]) -> str
         return ", ".join(map(_literal, values))
     kind = described.get("type")
     if kind in ("number", "integer"):
-        return f"{UNITS[key.rpartition('_')[2]]}{_range(described)}"
+        return f"{UNITS.get(key.rpartition('_')[2], 'number')}{_range(described)}"
     if kind == "array":
         return "list of tables" if "$ref" in described["items"] else "list of texts"
     reference = str(described.get("$ref", ""))
