@@ -123,7 +123,12 @@ def _section(group: type[Settings], where: Sequence[Table]) -> str:
 def _place_of(name: str, where: Sequence[Table], *, is_list: bool) -> str:
     """Name a table, with the kinds of sinks if only some have the keys."""
     kinds = sorted(
-        {kind for table in where for kind in SINK_KINDS if kind in table.condition and table.name == name}
+        {
+            kind
+            for table in where
+            for kind in SINK_KINDS
+            if f'"{kind}"' in table.condition and table.name == name
+        }
     )
     some = f" of kind {' and '.join(kinds)}" if len(kinds) < len(SINK_KINDS) and kinds else ""
     return _code(f"[[{name}]]" if is_list else f"[{name}]") + some
