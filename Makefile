@@ -26,7 +26,7 @@ demo: $(DEMO_READY) ## explain and show everything on simulators, in about a min
 console: $(DEMO_READY) ## show the console with 60 simulated VMs at 60 times the speed, for MINUTES=10 (LISTEN=127.0.0.1:8080)
 	@$(BIN)/imds-bridge demo --console $(LISTEN) $(if $(MINUTES),--minutes $(MINUTES))
 
-quick: $(READY) ## run the unit tests and the linters, in about two minutes
+quick: $(READY) ## run the unit tests and the linters, in less than a minute
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit lint
 
 test: $(READY) ## run all tests
