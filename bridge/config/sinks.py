@@ -122,9 +122,10 @@ class SinkSettings(Settings):
     _signing_secrets: Secret | None = PrivateAttr(default=None)
 
     def linked(self, console_url: str, signing_secrets: Secret | None = None) -> Self:
-        """Remember where the console is, for links, and what receipts are signed with if they come from here."""
-        self._console_url, self._signing_secrets = console_url, signing_secrets
-        return self
+        """Return the settings with the address of the console, for links, and what messages are signed with."""
+        linked = self.model_copy()
+        linked._console_url, linked._signing_secrets = console_url, signing_secrets
+        return linked
 
     @property
     def gather_seconds(self) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bridge.config.bus import ServiceBusSettings
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.contract.types import type_of
@@ -19,7 +20,7 @@ from bridge.events.model import CloudEvent
 from bridge.runtime.time import read_boot_id
 from bridge.service.holding import Copies
 from bridge.service.identity import Role
-from bridge.service.parts import Parts, filter_of
+from bridge.service.parts import Parts, filter_of, sinks_of
 from tests.support.machine import program
 from tests.support.outbox import event, waiting
 from tests.support.process import stored_event, toml
@@ -109,6 +110,20 @@ def test_only_forwarders_of_a_fleet_hold_copies_and_only_for_service_bus(
     sinks = {"bus": bus, "other": STDOUT}
     parts = make_parts(role=role, documents=documents, sinks=sinks)
     assert [one.name for one in parts.dispatchers() if isinstance(one.holding, Copies)] == expected
+
+
+@pytest.mark.parametrize(("role", "signs"), [("listen", True), ("forward", False), ("relay", False)])
+def test_only_a_listener_signs_whoever_else_asks_for_the_sinks_of_its_configuration(
+    tmp_path: Path, role: str, signs: bool
+) -> None:
+    bus = {"namespace": "contoso.servicebus.windows.net"}
+    approvals = {**bus, "queue": "approvals", "session": "{vm}", "signing_secret": "whsec_" + "MTIz" * 8}
+    sinks = {"bus": {**bus, "kind": "servicebus", "topic": "events"}}
+    given = config(tmp_path, approvals=approvals, sinks=sinks)
+    made = sinks_of(given, role)["bus"]
+    sinks_of(given, "listen" if role != "listen" else "forward")
+    assert isinstance(made, ServiceBusSettings)
+    assert bool(made.signing_secrets) is signs
 
 
 def test_what_is_committed_is_counted(make_parts: MakeParts) -> None:
