@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from html import unescape
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -325,6 +326,11 @@ def numbers(pattern: str, page: str) -> Iterator[tuple[str, int]]:
         yield address.replace("&amp;", "&"), int(number)
 
 
+def rows_of(page: str) -> list[str]:
+    """Return the rows of the tables of open and ended events; those of a wave are on its own page."""
+    return [row.partition("</tr>")[0] for row in page.partition('aria-labelledby="open"')[2].split("<tr")[1:]]
+
+
 @pytest.mark.parametrize("seed", range(FLEETS))
 def test_now_event_fleet_legend_api_and_metric_agree_under_every_filter(tmp_path: Path, seed: int) -> None:
     truth = truth_of(seed)
@@ -377,7 +383,9 @@ def test_now_event_fleet_legend_api_and_metric_agree_under_every_filter(tmp_path
         by_id = {one["event_id"].lower(): one for one in events.json()["events"]}
         current = {name: one for name, one in truth.events.items() if truth.is_current(one, now)}
         assert by_id.keys() == {event_id(name).lower() for name in current}
-        everything = seen.page("/").partition('aria-labelledby="open"')[2]
+        rows = rows_of(seen.page("/"))
+        waves = [re.findall(r'<a href="([^"]+)"', row)[0] for row in rows if row.startswith(' class="wave"')]
+        rows += [row for address in waves for row in rows_of(seen.page(unescape(address)))]
         for name, one in current.items():
             key = event_id(name).lower()
             seen_by, others = one.witnesses
@@ -387,6 +395,6 @@ def test_now_event_fleet_legend_api_and_metric_agree_under_every_filter(tmp_path
             assert (f"Also seen by {others} of" in story) == bool(others) == ("up to an hour later" in story)
             part_seen = story.partition('id="part-seen"')[2].partition("</section>")[0]
             assert part_seen.count('<b class="warntext">not seen') >= len(one.names) - seen_by
-            row = everything.partition(f'/event/{key}"')[2].partition("</tr>")[0]
+            row = next(row for row in rows if f'/event/{key}"' in row)
             more = f" and {others}" if others else ""
             assert f'"Seen by" class="num">{seen_by} of {len(one.names)}{more}</td>' in row
