@@ -326,9 +326,13 @@ def numbers(pattern: str, page: str) -> Iterator[tuple[str, int]]:
         yield address.replace("&amp;", "&"), int(number)
 
 
-def rows_of(page: str) -> list[str]:
-    """Return the rows of the tables of open and ended events; those of a wave are on its own page."""
-    return [row.partition("</tr>")[0] for row in page.partition('aria-labelledby="open"')[2].split("<tr")[1:]]
+def rows_of(seen: Shown, address: str, *, ended: bool = True) -> list[str]:
+    """Return the rows of the events in the tables of a page; those of a wave are on the wave's page."""
+    tables = seen.page(address).partition('aria-labelledby="open"')[2]
+    found = (tables if ended else tables.partition('<h2 id="ended">')[0]).split("<tr")[1:]
+    rows = [row.partition("</tr>")[0] for row in found if not row.startswith(' class="wave"')]
+    waves = [re.findall(r'<a href="([^"]+)"', row)[0] for row in found if row.startswith(' class="wave"')]
+    return rows + [row for wave in waves for row in rows_of(seen, unescape(wave), ended=ended)]
 
 
 @pytest.mark.parametrize("seed", range(FLEETS))
@@ -375,17 +379,14 @@ def test_now_event_fleet_legend_api_and_metric_agree_under_every_filter(tmp_path
             dict(numbers(r'<a class="tile[^"]*" href="([^"]+)"><strong>(\d+)', front.text)) if every else {}
         )
         for address, number in tiles.items():
-            linked = seen.page(address)
-            table = linked.partition('<h2 id="ended">')[0].partition('aria-labelledby="open"')[2]
-            cells, lines = linked.count('class="cell '), table.count('class="wide"')
-            assert (cells if "/fleet" in address else lines) == number, address
+            cells = seen.page(address).count('class="cell ')
+            lines = [row for row in rows_of(seen, address, ended=False) if 'class="wide"' in row]
+            assert (cells if "/fleet" in address else len(lines)) == number, address
         # Who has seen an event.
         by_id = {one["event_id"].lower(): one for one in events.json()["events"]}
         current = {name: one for name, one in truth.events.items() if truth.is_current(one, now)}
         assert by_id.keys() == {event_id(name).lower() for name in current}
-        rows = rows_of(seen.page("/"))
-        waves = [re.findall(r'<a href="([^"]+)"', row)[0] for row in rows if row.startswith(' class="wave"')]
-        rows += [row for address in waves for row in rows_of(seen.page(unescape(address)))]
+        rows = rows_of(seen, "/")
         for name, one in current.items():
             key = event_id(name).lower()
             seen_by, others = one.witnesses
