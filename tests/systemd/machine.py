@@ -118,6 +118,6 @@ def _find_systemd(boot: subprocess.Popen[bytes]) -> int:
             if Path(f"/proc/{pid}/comm").read_text() == "systemd\n":
                 return pid
             waiting += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
             continue
     return 0
