@@ -35,7 +35,8 @@ FOUND: dict[str, object] = {
 
 @pytest.fixture
 def az(tmp_path: Path) -> Path:
-    """Return the folder of a double of az."""
+    """Return the folder of a double of az; the script asks for the other tools before all else."""
+    tool("ssh-keygen")
     folder = tmp_path / "az"
     for name in ("bin", "groups/shop"):  # shop was created by no trial
         (folder / name).mkdir(parents=True)
@@ -78,7 +79,6 @@ def test_the_scripts_are_clean_and_the_configurations_of_the_vms_valid(tmp_path:
 
 
 def test_a_trial_creates_measures_reports_and_removes_its_group_alone(az: Path) -> None:
-    tool("ssh-keygen")
     done = trial(az, "--group", "imds-trial", "--yes")
     assert (done.returncode, groups(az)) == (0, {"shop"}), done.stderr
     report = json.loads((az / "out/report.json").read_text())

@@ -7,6 +7,7 @@ import socket
 import ssl
 from base64 import b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -187,4 +188,5 @@ def _relay(server: RawServer, *ends: socket.socket, is_forgotten: Callable[[], b
             if not (more := end.recv(65536)):
                 return
             if not is_forgotten():
-                others[end].sendall(more)
+                with suppress(ConnectionError):  # what the other end sent before it closed is still carried
+                    others[end].sendall(more)
