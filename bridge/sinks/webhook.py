@@ -159,8 +159,7 @@ class WebhookSink(Sink):
         headers, body = self._encode(events)
         if self._settings.content_type:
             headers["Content-Type"] = self._settings.content_type
-        if self._access.signing_secrets:
-            secrets = self._access.signing_secrets
+        if secrets := self._access.signing_secrets:
             headers |= sign(secrets, _message_id(events), self._clock.now(), body or b"")
         return {"WebHook-Request-Origin": _origin(), **headers, **self._access.headers}, body
 

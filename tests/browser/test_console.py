@@ -68,12 +68,6 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole
         yield running
 
 
-@pytest.fixture
-def page(browser: Browser, console: RunningConsole) -> Iterator[Page]:
-    with opened(browser, console.url) as one:
-        yield one
-
-
 def starting(text: str) -> re.Pattern[str]:
     return re.compile(f"^{re.escape(text)}")
 

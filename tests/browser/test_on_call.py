@@ -41,12 +41,6 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole
         yield running
 
 
-@pytest.fixture
-def page(browser: Browser, console: RunningConsole) -> Iterator[Page]:
-    with opened(browser, console.url) as one:
-        yield one
-
-
 @pytest.fixture(scope="module")
 def on_call(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
     """Return such a console with approvals, two events that take turns, and one that ended weeks ago."""
