@@ -122,18 +122,19 @@ class Run:
         try:
             group = Group(self._command, self._environment)
         except OSError as error:
-            self.result = Result(error=error.strerror or str(error))
+            result = Result(error=error.strerror or str(error))
         else:
-            self.result = self._wait(group)
+            result = self._wait(group)
         if is_logged:
-            fault = self.result.fault
+            fault = result.fault
             log.log(
                 logging.WARNING if fault else logging.INFO,
                 *("%s has ended: %s", self._command[0], fault or "exit code 0"),
-                extra={"output": self.result.output},
+                extra={"output": result.output},
             )
+        self.result = result  # last: who sees it may rely on the line in the log
         _running.discard(self)
-        return self.result
+        return result
 
     def _wait(self, group: Group) -> Result:
         process = group.process

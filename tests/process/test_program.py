@@ -209,13 +209,24 @@ def test_a_program_may_clean_up_after_sigterm_and_was_ended_all_the_same(
 
 
 @of_posix
-def test_the_end_and_the_output_of_a_program_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_and_the_output_of_a_program_are_logged_once_and_before_its_result_is_seen(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level("INFO")
     run = make("echo no route to the load balancer; exit 1")
+    results_at_the_line = []
+
+    def note(_: logging.LogRecord) -> bool:
+        results_at_the_line.append(run.result)
+        return True
+
+    monkeypatch.setattr(caplog.handler, "filter", note)
     run.start()
-    record = only(wait_until(lambda: caplog.records))
+    wait_until(lambda: run.result)
+    record = only(caplog.records)
     assert record.getMessage() == "/bin/sh has ended: exit code 1"
     assert vars(record)["output"] == "no route to the load balancer"
+    assert results_at_the_line == [None]
 
 
 @pytest.mark.parametrize(
