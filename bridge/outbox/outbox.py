@@ -11,7 +11,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -295,18 +295,20 @@ class Outbox:
 
     # Whose the state is
 
-    def replace(self) -> Path:
+    def replace(self, state: Mapping[str, Json]) -> Path:
         """Move the state of another VM aside and start a new one; return where the old one is now.
 
         What waited there is a loss. Nothing may have been committed before.
+
+        Args:
+            state: what the new one remembers for ever, by its names.
         """
         with self._changed:
             waiting = [
                 Loss(reason=rows.OTHER_VM, count=count, sink=sink, oldest=self.backlog(sink)[1])
                 for sink, count in (+self._waiting).items()
             ]
-            target = self._storage.replace()
-            self._storage.run(lambda database: database.note_losses(waiting), synced=True)
+            target = self._storage.replace({**state, rows.LOSSES: list(map(asdict, waiting))})
             self._begin()
             return target
 

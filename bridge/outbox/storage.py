@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from bridge.outbox.rows import Ledger, Loss
 from bridge.outbox.sqlite import ERRORS, is_damage, log_bytes
 from bridge.outbox.state_dir import DAMAGED_FILE, OTHER_VM_FILE, StateFolder
 from bridge.outbox.transfer import WantedBy, copy_back, fill_memory, salvage
+from bridge.runtime.json import Json
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -197,12 +198,17 @@ class Storage:
             self.note_numbers()  # the folder may be another one
         return self.error is None
 
-    def replace(self) -> Path:
-        """Move another VM's file away as soon as the disk allows it, and start anew; return where the file is."""
+    def replace(self, state: Mapping[str, Json]) -> Path:
+        """Move another VM's file away as soon as the disk allows it, and start anew; return where the file is.
+
+        `state` is kept before the file moves: a kill between the two loses nothing of it.
+        """
         self.close()
         self._why_aside, self.last_seq = OTHER_VM_FILE, 0
         self._folder.forget()
+        self._folder.keep(state)
         self.open()
+        self.run(lambda database: database.save_state(state), synced=True)  # the disk may have kept nothing
         return self._folder.moved_to
 
     def close(self) -> None:

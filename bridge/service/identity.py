@@ -134,11 +134,8 @@ class VmIdentity:
                     "moves it aside"
                 )
             owed = self.outbox.record(STATE, OWED) or []  # the disk is a copy of one that was out of work
-            target = self.outbox.replace()
-            if owed:
-                self.outbox.commit(
-                    [], records={(STATE, OWED): [{**one, "is_other_vms": True} for one in owed]}
-                )
+            others = [{**one, "is_other_vms": True} for one in owed]
+            target = self.outbox.replace({OWED: others} if others else {})
             log.error(
                 "the state is another VM's (a clone or an image?): moved aside; starting with an empty outbox",
                 extra={"kept_as": str(target), "was": was, "is": vm.vm_id},

@@ -20,7 +20,7 @@ from bridge.errors import StateError, Stopped
 from bridge.events.filters import Filter
 from bridge.outbox import inspect
 from bridge.outbox import storage as storage_module
-from bridge.outbox.rows import Ledger
+from bridge.outbox.rows import OWED, STATE, Ledger
 from bridge.outbox.sqlite import VERSION, Database, log_of
 from bridge.outbox.state_dir import StateFolder
 from tests.support.clock import MovedClock
@@ -355,7 +355,7 @@ def test_a_newer_state_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
 def test_the_state_of_another_vm_is_moved_aside_and_what_waited_there_is_a_loss(tmp_path: Path) -> None:
     older_state(tmp_path, "1", "2", had=1)
     with closing(open_outbox(tmp_path)) as outbox:
-        target = outbox.replace()
+        target = outbox.replace({})
         assert target.name.startswith("outbox.db.other-vm-")
         loss = only(outbox.losses())
         assert (loss.reason, loss.count, loss.sink, loss.oldest is not None) == ("OtherVm", 1, "a", True)
@@ -366,6 +366,32 @@ def test_the_state_of_another_vm_is_moved_aside_and_what_waited_there_is_a_loss(
             assert waiting(copied) == ["3"]
     with closing(Database(target, mode="read")) as aside:
         assert aside.execute("count-waiting").fetchall() == [("a", 1)]
+
+
+@pytest.mark.parametrize("step", ["before", "after"])
+def test_a_kill_while_the_state_of_another_vm_is_moved_loses_neither_what_is_owed_nor_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    older_state(tmp_path / "state", "1", had=0)
+    outbox = open_outbox(tmp_path / "state")
+    move = StateFolder.move_aside
+
+    def killed(folder: StateFolder, why: str) -> None:
+        if step == "after":
+            move(folder, why)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateFolder, "move_aside", killed)
+        with pytest.raises(KeyboardInterrupt):
+            outbox.replace({OWED: ["a program"]})
+    with closing(open_outbox(kill(outbox, tmp_path / "state", tmp_path / "image"))) as restarted:
+        if step == "before":  # the next start finds another VM's state once more
+            restarted.replace({OWED: restarted.record(STATE, OWED)})
+        assert restarted.record(STATE, OWED) == ["a program"]
+        loss = only(restarted.losses())
+        assert (loss.reason, loss.count, loss.sink) == ("OtherVm", 1, "a")
+        assert waiting(restarted) == []
 
 
 # Of version 1: it is brought up to date once, and until then the command line and memory read it

@@ -311,7 +311,7 @@ def test_a_read_only_file_of_another_vm_or_a_damaged_one_is_moved_aside_later(
     disk.set_read_only(True)
     with closing(open_outbox(disk.state)) as outbox:
         if not is_damaged:
-            outbox.replace()
+            outbox.replace({})
         commit(outbox, "1")
         assert deliver(outbox) == ["1"]
         disk.set_read_only(False)
