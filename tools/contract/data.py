@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -42,6 +42,9 @@ class Part(BaseModel):
     """The base: further properties are always allowed."""
 
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
+
+    title: ClassVar[str]
+    """What a type of event says, in a few words."""
 
 
 class VmData(Part):
@@ -163,17 +166,25 @@ class ScheduledEventData(Part):
 class EventScheduledData(ScheduledEventData):
     """A new event has the status Scheduled: it is announced."""
 
+    title: ClassVar = "An event is announced"
+
 
 class EventStartedData(ScheduledEventData):
     """An event has started, or a new one has the status Started (a host failed): its impact starts or has started."""
+
+    title: ClassVar = "An event has started"
 
 
 class EventUpdatedData(ScheduledEventData):
     """A known event has changed otherwise (time, VMs, duration, text), or its status is unknown to imds-bridge."""
 
+    title: ClassVar = "An event has changed otherwise"
+
 
 class EventAdvisedData(ScheduledEventData):
     """An event has the status Advisory: an early warning that Azure may take a Spot VM back, not to be approved."""
+
+    title: ClassVar = "An early warning"
 
 
 _vm_rebooted = _property(
@@ -195,6 +206,8 @@ _vm_is_gone = _property(
 class EventCompletedData(ScheduledEventData):
     """An event has disappeared after it had started: it is over and has no further impact."""
 
+    title: ClassVar = "An event is over"
+
     EventStatus: Literal["Completed"] = _property(
         "Always Completed; IMDS itself has no value for it.", "Completed"
     )
@@ -205,6 +218,8 @@ class EventCompletedData(ScheduledEventData):
 class EventCanceledData(ScheduledEventData):
     """An event has disappeared before its NotBefore and under a continuous watch: it did not happen."""
 
+    title: ClassVar = "An event did not happen"
+
     EventStatus: Literal["Canceled"] = _property(
         "Always Canceled; IMDS itself has no value for it.", "Canceled"
     )
@@ -213,6 +228,8 @@ class EventCanceledData(ScheduledEventData):
 
 class EventEndedData(ScheduledEventData):
     """An event has disappeared before its start was seen, and it may have happened: EndReason says why."""
+
+    title: ClassVar = "An event has disappeared and may have happened"
 
     EventStatus: Literal["Ended"] = _property("Always Ended; IMDS itself has no value for it.", "Ended")
     EndReason: str | None = _property(
@@ -243,6 +260,8 @@ class ReceivedDocument(Part):
 class DocumentChangedData(Part):
     """The document of IMDS has changed: the whole document as received, and the events that were published for it."""
 
+    title: ClassVar = "The document of IMDS has changed"
+
     Document: Annotated[ReceivedDocument, _property("The whole answer of IMDS.", source=IMDS)]
     DocumentIncarnation: int | None = _property(
         "The document's incarnation; null if it is not a number.", *(12, None), unit="a count"
@@ -272,6 +291,8 @@ _cause = _property(
 class ImdsUnreachableData(Part):
     """There was no usable answer of IMDS for more than five seconds: events may be missed."""
 
+    title: ClassVar = "IMDS cannot be reached"
+
     Since: datetime | None = _property(
         "The time of the last usable answer; null if there was none.", *(_INSTANT, None), unit=TIME
     )
@@ -284,6 +305,8 @@ class ImdsUnreachableData(Part):
 
 class ImdsRecoveredData(Part):
     """IMDS gives usable answers again: changes between BlindFrom and BlindTo may have been missed."""
+
+    title: ClassVar = "IMDS can be reached again"
 
     BlindFrom: datetime | None = _property(
         "The time of the last usable answer before the gap; null if there was none.",
@@ -302,6 +325,8 @@ class ImdsRecoveredData(Part):
 
 class BridgeHeartbeatData(Part):
     """A process is running: published at its start, every hour, and when it is stopped."""
+
+    title: ClassVar = "A process is running"
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -420,6 +445,8 @@ class ReceiptData(Part):
 class ApprovalAcceptedData(ReceiptData):
     """IMDS has accepted the approval, now or before, or nothing is left to approve; the start may still wait."""
 
+    title: ClassVar = "IMDS has accepted an approval"
+
     Outcome: Literal["Accepted"] = _property("Always Accepted.", "Accepted")
     Reason: str = _property(
         "approved, already_approved, or not_recorded: it may have been POSTed, and is no longer Scheduled.",
@@ -429,6 +456,8 @@ class ApprovalAcceptedData(ReceiptData):
 
 class ApprovalRejectedData(ReceiptData):
     """The listener has rejected the command; it approved nothing."""
+
+    title: ClassVar = "The listener has rejected a command"
 
     Outcome: Literal["Rejected"] = _property("Always Rejected.", "Rejected")
     Reason: str = _property(
@@ -457,6 +486,8 @@ class ApprovalRejectedData(ReceiptData):
 class ApprovalFailedData(ReceiptData):
     """The approval was allowed, but IMDS did not accept it, could not be reached in time, or its answer was lost."""
 
+    title: ClassVar = "IMDS has not accepted an approval"
+
     Outcome: Literal["Failed"] = _property("Always Failed.", "Failed")
     Reason: str = _property(
         "imds_refused, imds_unavailable, or unknown_outcome: it was POSTed, and whether that counts is not known.",
@@ -466,6 +497,8 @@ class ApprovalFailedData(ReceiptData):
 
 class ApprovalPreparedData(Part):
     """A program has prepared this VM for an event; an event of several VMs is not approved by that."""
+
+    title: ClassVar = "A program has prepared this VM for an event"
 
     EventId: str = _property("The event's id.", _ID, source=IMDS)
     EventType: str | None = _property("What happens to the VMs.", *("Reboot", None), source=IMDS)
@@ -492,6 +525,8 @@ class _OfWorkData(Part):
 class ApprovalRecoveredData(_OfWorkData):
     """What programs had prepared this VM for is over, and it has been put back to work."""
 
+    title: ClassVar = "This VM is back at work"
+
     DurationSeconds: float | None = _property(
         "How long `recover` took; null if a person did it.", *(3.2, None), unit="seconds", ge=0
     )
@@ -500,6 +535,8 @@ class ApprovalRecoveredData(_OfWorkData):
 
 class ApprovalOutOfWorkData(_OfWorkData):
     """The VM stays out of work: it needs a person."""
+
+    title: ClassVar = "This VM stays out of work"
 
     Reason: str = _property(
         "RecoverFails: `recover` has failed for the first time; it is tried again. TwoHours: no event is left for "
@@ -512,6 +549,8 @@ class ApprovalOutOfWorkData(_OfWorkData):
 
 class BridgeLossData(Part):
     """Events were lost or dropped before every sink had them; what IMDS shows now is published again if necessary."""
+
+    title: ClassVar = "Events were lost or dropped"
 
     Reason: str = _property(
         "Damage: the state store was damaged, or an older one was found. NotWritten: the disk could not be written, "
@@ -545,6 +584,8 @@ class BridgeLossData(Part):
 
 class BridgeTestData(Part):
     """`imds-bridge check --send` was called: nothing is scheduled."""
+
+    title: ClassVar = "A test; nothing is scheduled"
 
     Message: str = _property(
         "An explanation, as text for people.", "This is a test of imds-bridge; nothing is scheduled."

@@ -1,4 +1,4 @@
-"""Write what the models of the contract say: the JSON Schemas of `schemas/`, and the names that `bridge` reads.
+"""Write what the models of the contract say: `schemas/`, and the names that `bridge` reads.
 
 `python -m tools.contract.generate`
 """
@@ -18,6 +18,7 @@ from bridge.contract.schemas import CLOUDEVENT, STATUS, file_name
 from bridge.contract.status import FLOWS, Status
 from bridge.contract.types import KNOWN_VALUES, schema_id
 from bridge.service.status import Report
+from tools.contract import asyncapi
 from tools.contract.attributes import cloudevents
 from tools.contract.data import DATA, Part
 
@@ -171,3 +172,4 @@ if __name__ == "__main__":
     for schema_name, schema in schemas().items():
         (SCHEMAS / file_name(schema_name)).write_text(text_of(schema), encoding="utf-8", newline="\n")
     NAMES_FILE.write_text(text_of(names()), encoding="utf-8", newline="\n")
+    (SCHEMAS / "asyncapi.yaml").write_text(asyncapi.text(), encoding="utf-8", newline="\n")
