@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from itertools import count
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -52,10 +53,11 @@ def events(
     **properties: Any,
 ) -> list[CloudEvent]:
     """Return an event of every type by a reporter, with `properties` of the Scheduled Event and this reason."""
+    counting = replace(by, at=at, next_number=count(1).__next__)
     return [
         *_of_a_reboot(at, by, properties),
-        *_of_the_vm(at, by, reason, properties),
-        *_receipts(at, by, reason),
+        *_of_the_vm(at, counting, reason, properties),
+        *_receipts(at, counting, reason),
     ]
 
 
@@ -113,13 +115,11 @@ def _of_the_vm(
     document = Document(raw=raw, incarnation=12, events={event.key: event})
     scheduled = change_event(Change(kind="scheduled", event=event), at, by)
     before = at - timedelta(seconds=42)
-    yield reporting(by, at, 1).document(document, previous=None, event_ids=[scheduled.id])
-    yield reporting(by, at, 2).unreachable(since=before, reason=reason, cause="NoAnswer")
-    yield reporting(by, at, 3).recovered(since=before, cause="NoAnswer")
-    yield reporting(by, at, 4).heartbeat(reason="Hourly", version=__version__, backlog={"ops": 0})
-    yield reporting(by, at, 5).loss(
-        reason="SizeLimit", count=20, sink="ops", oldest=before.timestamp(), newest=at.timestamp()
-    )
+    yield by.document(document, previous=None, event_ids=[scheduled.id])
+    yield by.unreachable(since=before, reason=reason, cause="NoAnswer")
+    yield by.recovered(since=before, cause="NoAnswer")
+    yield by.heartbeat(reason="Hourly", version=__version__, backlog={"ops": 0})
+    yield by.loss(reason="SizeLimit", count=20, sink="ops", oldest=before.timestamp(), newest=at.timestamp())
 
 
 def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
@@ -128,8 +128,8 @@ def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
         "rejected": ("denied", "no rule allows it"),
         "failed": ("imds_unavailable", reason),
     }
-    for sequence, (outcome, (name, detail)) in enumerate(outcomes.items(), 6):
-        yield reporting(by, at, sequence).receipt(
+    for outcome, (name, detail) in outcomes.items():
+        yield by.receipt(
             outcome=outcome,
             key="order-17",
             command_id="order-17",
@@ -146,10 +146,10 @@ def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
         )
     event = scheduled_event(at)
     since, detail = at - timedelta(hours=1), "/usr/local/bin/recover: exit code 1"
-    yield reporting(by, at, 9).prepared(event, key="stay", seconds=12.5)
-    yield reporting(by, at, 10).of_work("recovered", event, since, {"DurationSeconds": 3.2})
+    yield by.prepared(event, key="stay", seconds=12.5)
+    yield by.of_work("recovered", event, since, {"DurationSeconds": 3.2})
     more = {"Reason": "RecoverFails", "Detail": detail}
-    yield reporting(by, at, 11).of_work("outofwork", event, since, more)
+    yield by.of_work("outofwork", event, since, more)
 
 
 # CloudEvents as formats get them, seen at NOW.

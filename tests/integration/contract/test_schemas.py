@@ -40,7 +40,9 @@ from tests.support.schemas import (
     examples,
     faults,
     id_of,
+    kept,
     name_of,
+    paths,
     record,
 )
 
@@ -329,15 +331,6 @@ def test_any_document_is_published_whole_by_an_event_that_matches_the_schema(
 # --- what really runs ---
 
 
-def paths(value: Any, at: str = "") -> set[str]:
-    """Name every property of an event, at any depth."""
-    if isinstance(value, dict):
-        return {at} | {path for name, one in value.items() for path in paths(one, f"{at}/{name}")}
-    if isinstance(value, list):
-        return {at} | {path for one in value for path in paths(one, f"{at}/*")}
-    return {at}
-
-
 def test_the_processes_publish_the_types_of_the_examples_and_all_match_the_schemas(tmp_path: Path) -> None:
     built = record(tmp_path)
     assert [(name_of(envelope), fault) for envelope in built for fault in faults(envelope)] == []
@@ -348,6 +341,19 @@ def test_the_processes_publish_the_types_of_the_examples_and_all_match_the_schem
     reasons = Counter(envelope["data"].get("Reason") for envelope in built)
     assert {"approved", "denied", "imds_refused", "malformed", "Started", "Stopping"} <= reasons.keys()
     assert [e["data"]["Count"] for e in built if "Count" in e["data"]] == [None, 2]
+
+
+def test_an_example_that_is_still_right_is_kept_as_it_is(tmp_path: Path) -> None:
+    file = EXAMPLES / "bridge.loss.v1.json"
+    known = read(file)
+    later = {**known, "id": "another", "time": "2030-01-01T00:00:00.000Z"}
+    assert kept(file, later) == known
+    assert kept(tmp_path / "missing.json", later) == later
+    with_more = {**later, "data": {**known["data"], "More": 1}}
+    assert kept(file, with_more) == with_more
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps({**known, "data": {**known["data"], "Count": "three"}}))
+    assert kept(wrong, later) == later
 
 
 # --- commands ---
