@@ -101,6 +101,6 @@ def _matches(event_type: str, pattern: str) -> bool:
 
 def _text(request: RequestPreview, *, indent: bool) -> str:
     body = request.body.decode()
-    if indent:
+    if indent and body:
         body = json.dumps(json.loads(body), indent=2, ensure_ascii=False)
     return "\n".join([*request.head, *([""] if request.head else []), body])

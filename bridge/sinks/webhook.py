@@ -115,10 +115,12 @@ class WebhookSink(Sink):
     def preview(self, event: StoredEvent, *others: StoredEvent) -> RequestPreview:
         """Return the POST for an event, or for a digest of several."""
         headers, body = self._write([event, *others])
+        if body is None:
+            return RequestPreview(head=("nothing is sent for this event",), body=b"")
         url, secret = self._access.url, self._access.headers
         headers |= {"Authorization": "***"} if self._settings.token_scope else {}
         shown = {**headers, **dict.fromkeys(secret, "***")}
-        return preview("POST", url, shown, body or b"", keep=secret.values())
+        return preview("POST", url, shown, body, keep=secret.values())
 
     def close(self) -> None:
         """Close the connections."""

@@ -62,6 +62,17 @@ def test_the_exact_bytes_are_shown_or_indented_json(cli: Cli) -> None:
     assert laid_out.startswith('{\n  "specversion": "1.0",')
 
 
+@pytest.mark.parametrize("indent", [(), ("--indent",)])
+def test_an_event_for_which_nothing_is_sent_is_shown_as_such(cli: Cli, indent: tuple[str, ...]) -> None:
+    key = "0123456789abcdef0123456789abcdef"
+    cli.sinks(it={"kind": "webhook", "format": "pagerduty", "routing_key": key, "types": ["*"]})
+    done = cli("render", "--type", "bridge.*", *indent)
+    assert done.code == 0, done
+    heartbeat, loss = done.out.split("# io.imdsbridge.")[1:]
+    assert heartbeat.strip().splitlines() == ["bridge.heartbeat.v1", "nothing is sent for this event"]
+    assert "POST https://events.pagerduty.com/" in loss
+
+
 def test_the_events_that_a_sink_does_not_take_are_named(cli: Cli) -> None:
     cli.sinks(it={"kind": "stdout", "where": {"EventType": "Terminate"}})
     done = cli("render", "--type", "scheduledevent.*")

@@ -379,12 +379,16 @@ def test_a_signature_refused_with_400_costs_no_event(inbox: Inbox, webhook: Make
     assert type(failure(webhook())) is Rejected
 
 
+def test_what_pagerduty_has_no_action_for_is_no_dead_letter(inbox: Inbox, webhook: MakeWebhook) -> None:
+    later = EVENT.body.replace(b"scheduledevent.scheduled.v1", b"scheduledevent.later.v1")
+    webhook(format="pagerduty").send([replace(EVENT, body=later)])
+    assert inbox.received == []
+
+
 def test_a_format_is_tried_on_samples(inbox: Inbox, webhook: MakeWebhook) -> None:
     events = list(samples(datetime.now(UTC)))
-    for format_ in ("teams", "slack", "template"):
+    for format_ in ("teams", "slack", "pagerduty", "template"):
         webhook(format=format_).check_format(events)
-    with pytest.raises(ValueError, match="PagerDuty"):
-        webhook(format="pagerduty").check_format(events)
     with pytest.raises(ValueError, match="NoSuchName"):
         webhook(format="template", template={"text": "{{ data.NoSuchName }}"}).check_format(events)
     webhook().check_format(events)

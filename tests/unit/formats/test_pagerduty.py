@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from bridge.contract.types import type_of
+from bridge.formats import pagerduty
 from tests.support.receivers import ROUTING_KEY, check_pagerduty, make_format
 from tests.support.samples import EVENT_TYPES, EVENTS, NOW, scheduled, updated, with_data
 
@@ -44,19 +46,24 @@ def test_every_type_has_its_action_and_alert_whatever_its_letter_case_and_after_
         assert (write(event)["event_action"], write(event)["dedup_key"]) == ACTIONS[kind]
 
 
+WITHOUT_ACTION = ("bridge.heartbeat", "document.changed")
+
+
+def test_of_every_type_it_is_known_whether_it_has_an_action() -> None:
+    assert {*pagerduty.ACTIONS, *WITHOUT_ACTION} == EVENTS.keys()
+
+
 @pytest.mark.parametrize(
-    ("event", "reason"),
-    [
-        *(
-            (EVENTS[kind], f"io.imdsbridge.{kind}.v1")
-            for kind in sorted(set(EVENTS) - {*ACTIONS, "scheduledevent.advised"})
-        ),
-        ({"type": "com.example.order"}, r"com\.example\.order"),
-    ],
+    "pattern", ["*", "io.imdsbridge.*", "io.imdsbridge.bridge.*", "io.imdsbridge.scheduledevent.advised.v1"]
 )
-def test_a_type_without_an_action_is_refused_by_name(event: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason) as refused:
-        write(event)
+def test_types_may_match_more_than_what_has_an_action(pattern: str) -> None:
+    assert make_format("pagerduty", types=[pattern])
+
+
+@pytest.mark.parametrize("pattern", [type_of("bridge.heartbeat"), "io.imdsbridge.document.*"])
+def test_types_that_name_only_what_has_no_action_are_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match=f"PagerDuty has no action for {re.escape(pattern)}") as refused:
+        make_format("pagerduty", types=["io.imdsbridge.scheduledevent.*", pattern])
     assert ROUTING_KEY not in str(refused.value)
 
 
@@ -104,6 +111,11 @@ def test_what_failed_has_an_alert_of_its_own_which_its_success_resolves() -> Non
     "event",
     [
         EVENTS["scheduledevent.advised"],
+        *(EVENTS[kind] for kind in WITHOUT_ACTION),
+        {**EVENTS["scheduledevent.scheduled"], "type": "io.imdsbridge.scheduledevent.later.v1"},
+        {**EVENTS["scheduledevent.scheduled"], "type": "io.imdsbridge.scheduledevent.scheduled.v2"},
+        {"type": "com.example.order"},
+        {},
         updated({}, EventStatus="Paused"),
         with_data(EVENTS["scheduledevent.ended"], PreviousStatus="Advisory", EndReason="Advisory"),
         *(with_data(EVENTS[f"approval.{kind}"], DryRun=True) for kind in ("accepted", "rejected", "failed")),
