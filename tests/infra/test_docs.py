@@ -15,7 +15,7 @@ import pytest
 from bridge.cli import main
 from bridge.cli.config import check_parts
 from bridge.config.loader import load
-from bridge.contract.types import EVENT_TYPES
+from bridge.contract.types import EVENT_NAMES, EVENT_TYPES
 from bridge.formats import pagerduty
 from infra.monitoring.generate import read_rules
 from tests.support.only import only
@@ -99,8 +99,9 @@ def test_the_page_of_events_says_what_pagerduty_and_the_alerts_do() -> None:
     severities = {row[0].lower(): row[4] for row in rows if len(row) == 6}
     assert {name: severities[name] for name in pagerduty._SEVERITIES} == pagerduty._SEVERITIES
     said = {row[0]: row[2] for row in rows if len(row) == 4}
-    for name, (action, _) in pagerduty.ACTIONS.items():
+    for name in set(EVENT_NAMES) - {"command.approve"}:
         family, _, kind = name.partition(".")
+        action, _ = pagerduty.ACTIONS.get(name, ("nothing", ""))
         what = only(what for types, what in said.items() if f"`{family}." in types and f".{kind}.v1" in types)
         assert action in what, name
     known = {rule["alert"] for rule in read_rules()}
