@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from bridge.approvals.policy import auto_wait_seconds, denial, has_readable_resources, matches, may_approve
+from bridge.approvals.policy import auto_wait_seconds, denial, matches, may_approve
 from bridge.approvals.state import Argv, EventState, Place, Program, Verdict
 from bridge.approvals.turns import Order, deadline, takes_turns, vms_of
 from bridge.config.approvals import ApprovalSettings, AutoSettings
@@ -49,8 +49,7 @@ class Rules:
 
     def may_name_this_vm(self, event: ScheduledEvent) -> bool:
         """Return whether an event names this VM, as far as is known."""
-        is_known = bool(event.resources) and has_readable_resources(event)
-        return not is_known or self.names_this_vm(event)
+        return not event.names_all_vms or self.names_this_vm(event)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +148,8 @@ def _approve(one: EventState, rule: AutoSettings, order: Order, seen: Seen) -> V
         return Verdict(why="prepared; it names several VMs, so no rule approves it")
     if _waits_for_turn(one, rule):
         return _behind_others(one, rule, order, done)
-    wait_seconds = auto_wait_seconds(event, vm_name=seen.rules.vm_name, group=rule.group) or 0.0
-    if not rule.run and seen.at - one.stay.since < wait_seconds:
+    wait_seconds = auto_wait_seconds(event, vm_name=seen.rules.vm_name, group=rule.group)
+    if not rule.run and (wait_seconds is None or seen.at - one.stay.since < wait_seconds):
         return Verdict(why="the VMs before this one in Resources approve it first")
     if rule.max_unavailable and takes_turns(event) and (behind := order.first_beside(event, rule)):
         return Verdict(why=f"{done}approval waits", behind=behind)

@@ -142,15 +142,15 @@ def auto_wait_seconds(event: ScheduledEvent, *, vm_name: str, group: bool) -> fl
     Args:
         event: the event as in the document.
         vm_name: this VM's name in instance data.
-        group: whether this VM approves events of several VMs too: ten seconds later for each place in Resources,
-            so that another VM approves if the first does not respond.
+        group: whether this VM approves events of several VMs too: ten seconds later for each VM before it in
+            Resources, so that another VM approves if the first does not respond.
     """
-    folded = [fold_name(name) for name in event.resources]
-    if fold_name(vm_name) not in folded or not has_readable_resources(event):
+    this = fold_name(vm_name)
+    if this not in event.vms or not event.names_all_vms:
         return None
-    if len(folded) > 1 and (not group or _may_be_terminate(event)):
+    if len(event.vms) > 1 and (not group or _may_be_terminate(event)):
         return None
-    return folded.index(fold_name(vm_name)) * AUTO_STEP_SECONDS
+    return event.vms.index(this) * AUTO_STEP_SECONDS
 
 
 def _may_be_terminate(event: ScheduledEvent) -> bool:
@@ -179,18 +179,7 @@ def _meets(
 
 
 def _names_match(event: ScheduledEvent, patterns: Sequence[str], *, every: bool) -> bool | None:
-    if not event.resources:
-        return None
-    results = [
-        any(fnmatchcase(fold_name(name), fold_name(pattern)) for pattern in patterns)
-        for name in event.resources
-    ]
+    results = [any(fnmatchcase(vm, fold_name(pattern)) for pattern in patterns) for vm in event.vms]
     matched = all(results) if every else any(results)
     # what cannot be read may match or not: it leaves only what one readable name decides for all
-    return matched if has_readable_resources(event) or matched is not every else None
-
-
-def has_readable_resources(event: ScheduledEvent) -> bool:
-    """Return whether every entry of `Resources` is a name."""
-    given = event.raw.get("Resources")
-    return isinstance(given, str) or (isinstance(given, list) and len(given) == len(event.resources))
+    return matched if event.names_all_vms or matched is not every else None

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, takewhile
 
-from bridge.approvals.policy import TERMINATE, has_readable_resources
+from bridge.approvals.policy import TERMINATE
 from bridge.approvals.state import EventState
 from bridge.config.approvals import AutoSettings
-from bridge.imds.document import ADVISORY, STARTED, ScheduledEvent, fold_name
+from bridge.imds.document import ADVISORY, STARTED, ScheduledEvent
 
 # How long an event has to be next: other VMs read the same document up to 2 s earlier or later.
 SETTLE_SECONDS = 5.0
@@ -24,8 +24,7 @@ _ALWAYS, _NEVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=
 
 def vms_of(event: ScheduledEvent) -> set[str]:
     """Return the VMs of an event for counting; `Resources` that cannot be read count as one VM more."""
-    names = {fold_name(name) for name in event.resources}
-    return names if names and has_readable_resources(event) else names | {f"?{event.key}"}
+    return {*event.vms} if event.names_all_vms else {*event.vms, f"?{event.key}"}
 
 
 def takes_turns(event: ScheduledEvent) -> bool:

@@ -56,6 +56,20 @@ class ScheduledEvent:
         return names(self.raw.get("Resources"))
 
     @cached_property
+    def vms(self) -> tuple[str, ...]:
+        """The affected VMs by their folded names, each once, in the order of `Resources`."""
+        return tuple(dict.fromkeys(map(fold_name, self.resources)))
+
+    @cached_property
+    def names_all_vms(self) -> bool:
+        """Whether `vms` are all that it affects: `Resources` has names, and nothing else."""
+        given = self.raw.get("Resources")
+        is_readable = isinstance(given, str) or (
+            isinstance(given, list) and len(given) == len(self.resources)
+        )
+        return is_readable and bool(self.resources)
+
+    @cached_property
     def content(self) -> Mapping[str, Json]:
         """The properties in normal form: equal for different spellings of the same."""
         normal = {

@@ -89,6 +89,7 @@ DELETION: dict[str, Any] = {"EventType": "Terminate"}
         ([event("a", **DELETION), event("b")], 1, "b"),
         ([event("a", "1", Resources=["1", 7]), event("b", "2")], 2, "a"),
         ([event("a", Resources=[]), event("b")], 1, "a"),
+        ([event("a", "vm", "VM", "_Vm"), event("b")], 2, "ab"),
         ([event("a", EventStatus="Odd"), event("b")], 1, "b"),
     ],
 )

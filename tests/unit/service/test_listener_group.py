@@ -85,6 +85,23 @@ def test_a_prepared_event_that_changes_is_so_as_it_is_and_one_that_shrinks_to_th
     assert rig.imds.approved == ([event] if "Resources" in change else [])
 
 
+@pytest.mark.parametrize(
+    ("rule", "resources"),
+    [
+        ({}, ["web-0", "_WEB-0"]),
+        ({"run": [DRAIN], "group": True}, ["web-0", "WEB-0"]),
+        ({"group": True}, ["web-1", "WEB-1", "web-0"]),
+    ],
+)
+def test_a_vm_that_is_named_twice_is_one_vm(
+    make_rig: MakeListener, rule: dict[str, Any], resources: list[str]
+) -> None:
+    rig = make_rig(auto=[rule])
+    event = rig.announce(*resources, wait=2)
+    rig.end_programs(wait=10)
+    assert rig.imds.approved == [event]
+
+
 # Which rule decides
 
 
