@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -17,6 +17,11 @@ Outcome = Literal["allowed", "accepted", "rejected", "failed"]
 
 TERMINATE = "terminate"
 AUTO_STEP_SECONDS = 10.0
+# How the number that a criterion compares follows from an event and the time of day, by the property of IMDS.
+_NUMBERS: Mapping[str, Callable[[ScheduledEvent, datetime], float | None]] = {
+    "DurationInSeconds": lambda event, _: event.duration_seconds,
+    "NotBefore": lambda event, now: (event.not_before - now).total_seconds() if event.not_before else None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,17 +170,14 @@ def _meets(
     """Return whether an event meets a criterion, None if it does not have the value."""
     if criterion.kind == "names":
         return _names_match(event, wanted, every=every)
-    given: Any = event.raw.get(criterion.of)
     if criterion.kind == "one of":
+        given: Any = event.raw.get(criterion.of)
         is_known = isinstance(given, str) and given
         return given.lower() in {one.lower() for one in wanted} if is_known else None
-    if criterion.of == "NotBefore":
-        given = (event.not_before - now).total_seconds() if event.not_before else None
-    elif not isinstance(given, int) or isinstance(given, bool) or given < 0:
-        given = None
-    if given is None:
+    number = _NUMBERS[criterion.of](event, now)
+    if number is None:
         return None
-    return bool(given >= wanted if criterion.kind == "least" else given <= wanted)
+    return bool(number >= wanted if criterion.kind == "least" else number <= wanted)
 
 
 def _names_match(event: ScheduledEvent, patterns: Sequence[str], *, every: bool) -> bool | None:

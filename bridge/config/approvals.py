@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -62,10 +63,11 @@ class RuleSettings(Settings):
     def find_faults(self) -> Iterator[Fault]:
         """Yield bounds that contradict each other."""
         yield from super().find_faults()
-        for name in ("duration_seconds", "notice_seconds"):
-            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
-            if low is not None and high is not None and low > high:
-                yield f"min_{name}", f"given {low:g}, expected at most max_{name}, which is {high:g}"
+        for (low, lower), (high, upper) in permutations(self.criteria().items(), 2):
+            least, most = getattr(self, low), getattr(self, high)
+            are_bounds = (lower.of, lower.kind, upper.kind) == (upper.of, "least", "most")
+            if are_bounds and least > most:
+                yield low, f"given {least:g}, expected at most {high}, which is {most:g}"
 
     def criteria(self) -> dict[str, Criterion]:
         """Return the criteria that the rule has, by their names."""

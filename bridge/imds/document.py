@@ -51,6 +51,13 @@ class ScheduledEvent:
         return parse_instant(self.raw.get("NotBefore"))
 
     @cached_property
+    def duration_seconds(self) -> int | None:
+        """How long the impact is expected to last, None if that is unknown (-1) or unreadable."""
+        given = self.raw.get("DurationInSeconds")
+        is_known = isinstance(given, int) and not isinstance(given, bool) and given >= 0
+        return given if is_known else None
+
+    @cached_property
     def resources(self) -> tuple[str, ...]:
         """The names of the affected VMs, as received."""
         return names(self.raw.get("Resources"))
