@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from bridge.config.base import Fault, Secret, Settings
+from bridge.config.base import Fault, Settings
 from bridge.config.bus import ReceiverSettings
 from bridge.config.sinks import Program, RunSeconds
-from bridge.config.values import check_policy_value, check_signing_secrets, check_some, check_template
+from bridge.config.values import SigningSecrets, check_policy_value, check_some, check_template
 from bridge.contract.types import KNOWN_VALUES
 
 TURNS_TIMEOUT_SECONDS = 300.0
@@ -158,7 +158,7 @@ class ApprovalSettings(ReceiverSettings):
     Example: `"{resource_group}.{vm}"`."""
     grace_seconds: float = Field(default=30.0, ge=0, le=600)
     """How long a command waits for an event that IMDS does not show yet. Example: `60`."""
-    signing_secrets: Annotated[Secret | None, check_signing_secrets] = None
+    signing_secrets: SigningSecrets = None
     """If set, commands need a Standard Webhooks signature; while the file is empty or invalid, every command is
     refused. Example: `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
     receipts_topic: str = ""

@@ -77,7 +77,7 @@ def try_setting(key: str, check: Callable[[], object]) -> Iterator[Fault]:
 
 def spellings(name: str) -> tuple[str, ...]:
     """Return every spelling of a setting's key."""
-    alike = ("signing_secret", "signing_secrets")
+    alike = ("signing_secrets", "signing_secret")
     return alike if name in alike else (name,)
 
 
@@ -104,8 +104,7 @@ class Settings(BaseModel):
             return given
         taken = dict(given)
         for name in cls.secret_names():
-            spelled = next((one for one in spellings(name) if {one, f"{one}_file"} & taken.keys()), name)
-            value, file = _one_a_line(taken.pop(spelled, None)), taken.pop(f"{spelled}_file", None)
+            value, file = _one_a_line(taken.pop(name, None)), taken.pop(f"{name}_file", None)
             if file is not None:
                 taken[name] = Secret("" if value is None else str(value), Path(str(file)))
             elif value is not None:
@@ -117,7 +116,7 @@ class Settings(BaseModel):
     def _check_secret(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, Secret):
             if value.file and value.value:
-                raise ValueError(f"expected either {info.field_name} or {info.field_name}_file, not both")
+                raise ValueError("expected either the value or its file, not both")
             try:
                 text = value.read()
             except OSError as error:
@@ -138,13 +137,15 @@ class Settings(BaseModel):
 
     @classmethod
     def secret_names(cls) -> list[str]:
-        """Return the names of the settings that are secrets."""
-        return [name for name in cls.model_fields if Secret in cls._types_of(name)]
+        """Return the names of the settings that are secrets, in every spelling."""
+        names = (name for name in cls.model_fields if Secret in cls._types_of(name))
+        return [spelled for name in names for spelled in spellings(name)]
 
     @classmethod
     def known_keys(cls) -> list[str]:
         """Return every key that is allowed."""
-        return [*cls.model_fields, *(f"{name}_file" for name in cls.secret_names())]
+        secrets = cls.secret_names()
+        return [*dict.fromkeys((*cls.model_fields, *secrets, *(f"{name}_file" for name in secrets)))]
 
     @classmethod
     def inner_settings(cls, name: str) -> type[Settings] | None:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from bridge.config.base import Fault, Secret, Settings
 from bridge.config.bus import ReceiverSettings
-from bridge.config.values import check_listen, check_signing_secrets, check_token, is_loopback, socket_address
+from bridge.config.values import SigningSecrets, check_listen, check_token, is_loopback, socket_address
 
 _SECRET_CHARACTERS = 24
 _HEADER = "^[A-Za-z0-9-]+$"
@@ -21,7 +21,7 @@ class IngestSettings(Settings):
     bearer_token: Annotated[Secret | None, check_token] = None
     """The token that senders show as `Authorization: Bearer`. Example:
     `"aVqN3yRkT7wEo5xUz1mHcB8g"`."""
-    signing_secrets: Annotated[Secret | None, check_signing_secrets] = None
+    signing_secrets: SigningSecrets = None
     """The Standard Webhooks secrets, one a line, of which one has to have signed each request. Example:
     `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
 

@@ -200,6 +200,8 @@ def _describe(model: type[Settings], where: str, details: ErrorDetails) -> Itera
 def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
     settings, name = _owner(model, details["loc"])
     key = _key(where, details["loc"])
+    if details["type"] == "extra_forbidden" and name in settings.known_keys():
+        return f"{key}: expected only one of {' and '.join(spellings(name))}"
     if details["type"] == "extra_forbidden":
         return f"{key}: unknown key{_hint(settings, name, where)}"
     if details["type"] == "missing":
@@ -234,9 +236,7 @@ def _owner(model: type[Settings], path: Sequence[int | str]) -> tuple[type[Setti
 def _key(where: str, path: Sequence[int | str]) -> str:
     """Return the full name of a setting: `approvals.policy.allow[0].event_type`."""
     steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
-    return (
-        "".join([where, *steps]).removeprefix(".").replace("signing_secrets", "signing_secret") or "the file"
-    )
+    return "".join([where, *steps]).removeprefix(".") or "the file"
 
 
 def _hint(settings: type[Settings], name: str, where: str) -> str:

@@ -262,7 +262,7 @@ class WebhookSettings(SinkSettings, HttpSettings, IdentitySettings):
     `"eyJhbGciOi..."`."""
     headers: Annotated[Secret | None, values.parse_headers] = None
     """Headers of each request; in a file one `Name: value` a line. Example: `{ X-Team = "ops" }`."""
-    signing_secrets: Annotated[Secret | None, values.check_signing_secrets] = None
+    signing_secrets: values.SigningSecrets = None
     """Sign requests with Standard Webhooks; several secrets during a rotation, in a file one a line. Example:
     `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
 

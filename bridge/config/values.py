@@ -11,9 +11,12 @@ from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET, AF_INET6, AddressFamily
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
+from pydantic import AliasChoices, Field
+
+from bridge.config.base import Secret, spellings
 from bridge.contract.types import MAX_SESSION_CHARACTERS
 
 if TYPE_CHECKING:
@@ -143,6 +146,10 @@ def check_signing_secrets(text: str) -> list[str]:
     if not secrets:
         raise ValueError("expected at least one")
     return secrets
+
+
+_SPELLINGS = AliasChoices(*spellings("signing_secrets"))  # so that an error names it as it is written
+SigningSecrets = Annotated[Secret | None, check_signing_secrets, Field(validation_alias=_SPELLINGS)]
 
 
 _SECRET_IN_URL = re.compile(

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from bridge.config.approvals import RuleSettings
-from bridge.config.base import Secret, Settings
+from bridge.config.base import Secret, Settings, spellings
 from bridge.config.bus import BusSettings, ReceiverSettings
 from bridge.config.registry import FORMATS, SINK_KINDS, Table, tables
 from bridge.config.sinks import ChatSettings, HttpSettings, IdentitySettings, SinkSettings, WebhookSettings
@@ -96,10 +96,8 @@ def _own_fields(model: type[Settings]) -> list[str]:
     return [name for name in own if chosen_by.get(name, model) is model]
 
 
-def _spellings(name: str) -> tuple[str, ...]:
-    if name == "signing_secrets":
-        return ("signing_secret", "signing_secret_file", name, f"{name}_file")
-    return (name, f"{name}_file")
+def _spellings(name: str) -> list[str]:
+    return [key for one in sorted(spellings(name)) for key in (one, f"{one}_file")]
 
 
 def _section(group: type[Settings], where: Sequence[Table]) -> str:

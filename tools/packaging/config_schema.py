@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
-from bridge.config.base import Secret, Settings
+from bridge.config.base import Secret, Settings, spellings
 from bridge.config.models import Config
 from bridge.config.registry import FORMATS, SECTIONS, SINK, SINK_KINDS, tables
 from bridge.config.sinks import WebhookSettings
@@ -161,5 +161,4 @@ def _add_file(described: JsonSchemaValue, name: str) -> None:
 def _add_signing_secret(described: JsonSchemaValue) -> None:
     """Add the other spelling, and lists."""
     given = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}
-    for name in (_SIGNING_SECRETS, "signing_secret"):
-        described["properties"] |= {name: given, f"{name}_file": dict(_TEXT)}
+    described["properties"] |= dict.fromkeys(spellings(_SIGNING_SECRETS), given)

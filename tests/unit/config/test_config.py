@@ -230,7 +230,7 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
         (webhook(headers={"a b": SECRET}), "sinks.ops.headers: given ***, headers, line 1: expected"),
         (webhook(headers={"X-A": f"{SECRET}\nX-B"}), "sinks.ops.headers: given ***, headers, line 2: exp"),
         (webhook(headers={"X-A": f"€{SECRET}"}), "sinks.ops.headers: given ***, headers, line 1: expected"),
-        (webhook(signing_secrets=[]), "sinks.ops.signing_secret: given ***, expected at least one"),
+        (webhook(signing_secrets=[]), "sinks.ops.signing_secrets: given ***, expected at least one"),
         (
             webhook(kind="servicebus", url=None, queue="q", connection_string=SECRET),
             "sinks.ops.connection_string: expected Endpoint=sb:",
@@ -299,7 +299,7 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
         ),
         (
             webhook(url=f"https://x.org/?{SECRET}", url_file="ops-url"),
-            'sinks.ops.url_file: given "ops-url", expected either url or url_file, not both',
+            'sinks.ops.url_file: given "ops-url", expected either the value or its file, not both',
         ),
         *(
             pytest.param(
@@ -317,6 +317,49 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
 )
 def test_an_error_shows_the_given_value_and_the_expected_one(tmp_path: Path, text: str, start: str) -> None:
     assert fault(tmp_path, text).startswith(start.replace("{folder}", str(tmp_path)))
+
+
+UNKNOWN = 'unknown key; did you mean sinks.NAME.{} with kind = "webhook"?'
+TABLES: dict[str, dict[str, Any]] = {
+    "sinks.ops": {"kind": "webhook", "url": "https://example.org"},
+    "sinks.bus": {"kind": "servicebus", "queue": "q", "namespace": "contoso.servicebus.windows.net"},
+    "console.ingest": {},
+    "approvals": {"auto": [{}]},
+}
+
+
+@pytest.mark.parametrize("name", ["signing_secret", "signing_secrets"])
+@pytest.mark.parametrize(
+    ("table", "given", "told"),
+    [
+        ("sinks.bus", {"": SECRET}, "{}: " + UNKNOWN),
+        ("sinks.bus", {"_file": "x"}, "{}_file: " + UNKNOWN.replace("{}", "{}_file")),
+        ("sinks.ops", {"": 5}, "{}: given ***, expected a text"),
+        ("sinks.ops", {"_file": "/a/b"}, '{}_file: given "/a/b", expected a file'),
+        (
+            "sinks.ops",
+            {"": SECRET, "_file": "/a/b"},
+            '{}_file: given "/a/b", expected either the value or its',
+        ),
+        *((table, {"": SECRET}, "{}: given ***, expected whsec_") for table in TABLES if "bus" not in table),
+    ],
+)
+def test_an_error_names_a_signing_secret_as_it_was_written(
+    tmp_path: Path, name: str, table: str, given: dict[str, Any], told: str
+) -> None:
+    tables: Any = {**TABLES[table], **{f"{name}{end}": value for end, value in given.items()}}
+    for key in reversed(table.split(".")):
+        tables = {key: tables}
+    assert fault(tmp_path, toml(tables)).startswith(f"{table}.{told.replace('{}', name)}")
+
+
+@pytest.mark.parametrize("more", ["", "_file"])
+def test_a_signing_secret_in_both_spellings_is_an_error(tmp_path: Path, more: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text("whsec_" + "QUJD" * 8)
+    given = {"signing_secrets_file": file, f"signing_secret{more}": file if more else file.read_text()}
+    told = "sinks.ops.signing_secret: expected only one of signing_secrets and signing_secret"
+    assert faults(tmp_path, webhook(**given)) == [told]
 
 
 def test_a_long_value_is_shortened(tmp_path: Path) -> None:
