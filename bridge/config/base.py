@@ -55,6 +55,12 @@ def read_or_keep(read: Callable[[], T], known: T) -> T:
         return known
 
 
+class VariableText(str):
+    """The value of an environment variable, which is a text also where a number or a boolean is meant."""
+
+    __slots__ = ()
+
+
 Fault = tuple[str, str]
 """What is wrong with a part of the configuration: the key below the part, "" for all of it, and the reason."""
 
@@ -87,6 +93,9 @@ def _one_a_line(value: Any) -> Any:
     return "\n".join(map(str, lines)) if isinstance(lines, list) else value
 
 
+_PLAIN_TYPES = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
 class Settings(BaseModel):
     """The base of every part: frozen, without unknown keys, and with `x_file` for every secret `x`.
 
@@ -110,6 +119,16 @@ class Settings(BaseModel):
             elif value is not None:
                 taken[name] = Secret(value) if isinstance(value, str) else value
         return taken
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_other_types(cls, given: Any, info: ValidationInfo) -> Any:
+        """Refuse a text or a boolean for a number, and what is no boolean for one: pydantic would convert it."""
+        wanted = next((plain for plain in _PLAIN_TYPES if plain in cls._types_of(str(info.field_name))), None)
+        is_other = isinstance(given, str) or isinstance(given, bool) is not (wanted is bool)
+        if wanted and is_other and not isinstance(given, VariableText):
+            raise ValueError(f"expected {_PLAIN_TYPES[wanted]}")
+        return given
 
     @field_validator("*")
     @classmethod
@@ -156,4 +175,4 @@ class Settings(BaseModel):
     @classmethod
     def _types_of(cls, name: str) -> list[Any]:
         annotation = cls.model_fields[name].annotation
-        return [annotation, *get_args(annotation)]
+        return [annotation, *(getattr(one, "__origin__", one) for one in get_args(annotation))]

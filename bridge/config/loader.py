@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge.config.base import Faults, Secret, Settings, hint_of_encoding, spellings
+from bridge.config.base import Faults, Secret, Settings, VariableText, hint_of_encoding, spellings
 from bridge.config.models import Config
 from bridge.config.registry import SECTIONS, SINK, Table, sink_settings, tables
 from bridge.config.sinks import SinkSettings
@@ -148,7 +148,7 @@ def _from_text(value: str) -> Any:
     if value[:1] in ("[", "{"):
         with suppress(ValueError):  # a template such as {event} starts like JSON
             return json.loads(value)
-    return value
+    return VariableText(value)
 
 
 def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:

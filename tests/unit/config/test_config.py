@@ -118,6 +118,34 @@ def test_a_signing_secret_is_replaced_however_it_is_spelled(tmp_path: Path, name
     assert only_sink(config).signing_secrets.read() == new
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        *(("stop_seconds", text, number) for text, number in (("3", 3.0), ("2.5", 2.5), ("1e1", 10.0))),
+        *(("sinks__ops__from_start", text, True) for text in ("true", "True", "1", "yes", "on")),
+        *(("sinks__ops__from_start", text, False) for text in ("false", "FALSE", "0", "no", "off")),
+        ("sinks__ops__max_per_second", "7", 7.0),
+        ("sinks__ops", '{"kind": "stdout", "from_start": true, "max_per_second": 7}', True),
+    ],
+)
+def test_a_variable_is_a_text_also_for_numbers_and_booleans(
+    tmp_path: Path, key: str, value: str, expected: Any
+) -> None:
+    config = read(tmp_path, stdout(), {f"IMDS_BRIDGE__{key.upper()}": value})
+    name = key.rpartition("__")[2].replace("ops", "from_start")
+    assert getattr(only_sink(config) if "sinks" in key else config, name) == expected
+
+
+def test_in_the_json_of_a_variable_numbers_and_booleans_have_no_quotes(tmp_path: Path) -> None:
+    given = {"kind": "stdout", "from_start": "true", "max_per_second": "7"}
+    found = faults(tmp_path, "", {"IMDS_BRIDGE__SINKS__OPS": json.dumps(given)})
+    variable = "(from the environment variable IMDS_BRIDGE__SINKS__OPS)"
+    assert found == [
+        f'sinks.ops.from_start: given "true", expected true or false {variable}',
+        f'sinks.ops.max_per_second: given "7", expected a number {variable}',
+    ]
+
+
 def test_an_error_in_the_environment_names_the_variable(tmp_path: Path) -> None:
     given = {
         "STOP_SECONDS": "soon",
@@ -175,6 +203,7 @@ RETIRED = "sinks.ops.url: given a connector of Teams, which are retired; expecte
 SLACK = "sinks.ops.url: given a webhook of Discord; expected its URL with /slack at the end"
 ENDPOINT = "http://169.254.169.254/metadata/scheduledevents"
 POSIX = pytest.mark.posix("the paths are of POSIX")
+AUTO = "[[approvals.auto]]"
 NO_FILE = "expected a file that can be read: No such file or directory"
 BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
 
@@ -272,7 +301,16 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
             'approvals.namespace: given "contoso", expected NAME.',
         ),
         (webhook(where={"a": []}), "sinks.ops.where.a: given [], expected a text"),
-        (webhook(allow_http="perhaps"), 'sinks.ops.allow_http: given "perhaps", expected a valid boolean'),
+        (
+            webhook(allow_http="perhaps"),
+            'sinks.ops.allow_http: given "perhaps", expected true or false',
+        ),
+        ("stop_seconds = 'soon'", 'stop_seconds: given "soon", expected a number'),
+        ("stop_seconds = [3]", "stop_seconds: given [3], expected a valid number"),
+        (
+            f"{AUTO}\nmax_unavailable = 1.5",
+            "approvals.auto[0].max_unavailable: given 1.5, expected a valid int",
+        ),
         (webhook(max_age_seconds=-1), "sinks.ops.max_age_seconds: given -1, expected greater than 0"),
         # First mistakes are told with what to do.
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
-from bridge.config.registry import tables
+from bridge.config.approvals import RuleSettings
+from bridge.config.registry import Table, tables
 from bridge.config.sinks import check_pattern
 from bridge.contract.types import EVENT_TYPES
 from tests.support.only import only
@@ -115,6 +117,53 @@ INVALID: list[dict[str, Any]] = [
 def test_what_the_loader_refuses_is_not_valid_by_the_schema(given: dict[str, Any], tmp_path: Path) -> None:
     assert errors(given)
     assert faults(tmp_path, toml(given))
+
+
+TYPES: dict[str, tuple[str, list[Any]]] = {
+    "number": ("a number", [True, False, "3"]),
+    "integer": ("a whole number", [True, False, "3"]),
+    "boolean": ("true or false", ["true", 1, 0.0]),
+}
+
+
+def typed_settings() -> list[tuple[Table, str, str]]:
+    definitions = {**SCHEMA["$defs"], "Config": SCHEMA}
+    return [
+        (table, key, described["type"])
+        for table in tables()
+        for key, described in definitions.get(table.settings.__name__, {"properties": {}})[
+            "properties"
+        ].items()
+        if described.get("type") in TYPES
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "kind"), typed_settings(), ids=lambda one: getattr(one, "full_name", str)(one)
+)
+def test_a_number_is_no_text_and_a_boolean_neither_a_text_nor_a_number(
+    tmp_path: Path, table: Table, key: str, kind: str
+) -> None:
+    expected, others = TYPES[kind]
+    for value in others:
+        given: Any = {**dict(re.findall(r'(\w+) = "(\w+)"', table.condition)), key: value}
+        given = [given] if issubclass(table.settings, RuleSettings) else given
+        for name in filter(None, reversed(table.name.split("."))):
+            given = {name: given}
+        place = f"{table.name}{'[0]' * issubclass(table.settings, RuleSettings)}.{key}".removeprefix(".")
+        told = f"{place}: given {json.dumps(value)}, expected {expected}"
+        assert [fault for fault in faults(tmp_path, toml(given)) if fault.startswith(told)]
+        assert key in [
+            error.absolute_path[-1] for error in VALIDATOR.iter_errors(given) if error.absolute_path
+        ]
+
+
+def test_the_walk_reaches_every_table_with_a_number_or_a_boolean() -> None:
+    walked = typed_settings()
+    assert {kind for _, _, kind in walked} == set(TYPES)
+    assert {"approvals.auto", "approvals.policy.deny", "console", "imds", "relay", "sinks.NAME", ""} <= {
+        table.name for table, _, _ in walked
+    }
 
 
 OPS = ["sinks", "ops"]
