@@ -65,8 +65,7 @@ class RuleSettings(Settings):
         yield from super().find_faults()
         for (low, lower), (high, upper) in permutations(self.criteria().items(), 2):
             least, most = getattr(self, low), getattr(self, high)
-            are_bounds = (lower.of, lower.kind, upper.kind) == (upper.of, "least", "most")
-            if are_bounds and least > most:
+            if (lower.of, lower.kind, upper.kind) == (upper.of, "least", "most") and least > most:
                 yield low, f"given {least:g}, expected at most {high}, which is {most:g}"
 
     def criteria(self) -> dict[str, Criterion]:

@@ -157,8 +157,7 @@ class Settings(BaseModel):
     @classmethod
     def secret_names(cls) -> list[str]:
         """Return the names of the settings that are secrets, in every spelling."""
-        names = (name for name in cls.model_fields if Secret in cls._types_of(name))
-        return [spelled for name in names for spelled in spellings(name)]
+        return [key for name in cls.model_fields if Secret in cls._types_of(name) for key in spellings(name)]
 
     @classmethod
     def known_keys(cls) -> list[str]:

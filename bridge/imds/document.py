@@ -54,8 +54,7 @@ class ScheduledEvent:
     def duration_seconds(self) -> int | None:
         """How long the impact is expected to last, None if that is unknown (-1) or unreadable."""
         given = self.raw.get("DurationInSeconds")
-        is_known = isinstance(given, int) and not isinstance(given, bool) and given >= 0
-        return given if is_known else None
+        return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else None
 
     @cached_property
     def resources(self) -> tuple[str, ...]:
@@ -71,10 +70,7 @@ class ScheduledEvent:
     def names_all_vms(self) -> bool:
         """Whether `vms` are all that it affects: `Resources` has names, and nothing else."""
         given = self.raw.get("Resources")
-        is_readable = isinstance(given, str) or (
-            isinstance(given, list) and len(given) == len(self.resources)
-        )
-        return is_readable and bool(self.resources)
+        return 0 < len(self.resources) == len(given if isinstance(given, list) else [given])
 
     @cached_property
     def content(self) -> Mapping[str, Json]:
