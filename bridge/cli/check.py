@@ -379,7 +379,7 @@ _REMEDIES: dict[tuple[int | str, ...], str] = {
     (405,): "it may accept only POST",
     ("Rejected",): "events that get this answer are dead-lettered; `imds-bridge render` shows what is sent",
     ("answer",): "look for the fault at the receiver; until then events wait in the outbox",
-    ("Unavailable",): "check host, port, DNS and firewall; until then events wait in the outbox",
+    ("Unavailable",): "check host, port, DNS, firewall or program; until then events wait in the outbox",
     ("OSError",): (
         "make the folder writable for this user, or set state_dir; until then events are kept in memory only"
     ),
@@ -396,11 +396,7 @@ def _remedy(error: object, section: str) -> str:
     signs |= {"answer" if status else "", *(kind.__name__ for kind in type(error).__mro__)}
     by_text = (text for said, text in _BY_TEXT.items() if re.search(f"(?i){said}", str(error)))
     by_kind = (text for known, text in _REMEDIES.items() if signs.intersection(known))
-    found = (
-        *by_text,
-        *by_kind,
-        "check the settings of [{section}], and the secrets and files that they name",
-    )
+    found = (*by_text, *by_kind, "check the settings of [{section}] and what they name")
     return found[0].format(section=section)
 
 

@@ -182,7 +182,11 @@ def test_each_fault_of_a_sink_or_of_approvals_has_a_remedy_of_its_own(
         )
         tried, done = cli.check(), cli.check("--send")
     for name, message, remedy in (
-        ("sink down", ": the connection failed: Connection refused", "check host, port, DNS and firewall"),
+        (
+            "sink down",
+            ": the connection failed: Connection refused",
+            "check host, port, DNS, firewall or program",
+        ),
         ("sink unknown", ": TLS failed: ", "check the settings of [sinks.unknown]"),
         ("sink plain", ": TLS failed: ", "this port speaks plain HTTP, not TLS"),
         ("sink fleet", ": the queue or subscription requires sessions", "set `session` in [sinks.fleet]"),
@@ -194,6 +198,8 @@ def test_each_fault_of_a_sink_or_of_approvals_has_a_remedy_of_its_own(
         assert (
             "its interpreter '/usr/bin/pyhton3' does not" in tried.row(check=name, result="FAIL")["message"]
         )
+    remedy = tried.row(check="sink own", result="FAIL")["remedy"]
+    assert remedy == "check the settings of [sinks.own] and what they name"
     assert (done.code, "topsecret" in done.out) == (3, False)
 
 
