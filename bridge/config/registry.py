@@ -19,13 +19,13 @@ from bridge.config.values import nearest, quote
 T = TypeVar("T")
 
 
-# Where the settings and the class of each kind of sink are.
+# Where the settings and the class of each kind of sink are, in the order of the page.
 SINK_KINDS: dict[str, tuple[str, str]] = {
+    "stdout": ("bridge.sinks.stdout:StdoutSettings", "bridge.sinks.stdout:StdoutSink"),
+    "webhook": ("bridge.config.sinks:WebhookSettings", "bridge.sinks.webhook:WebhookSink"),
     "eventgrid": ("bridge.config.bus:EventGridSettings", "bridge.sinks.eventgrid:EventGridSink"),
     "exec": ("bridge.sinks.exec:ExecSettings", "bridge.sinks.exec:ExecSink"),
     "servicebus": ("bridge.config.bus:ServiceBusSettings", "bridge.sinks.servicebus:ServiceBusSink"),
-    "stdout": ("bridge.sinks.stdout:StdoutSettings", "bridge.sinks.stdout:StdoutSink"),
-    "webhook": ("bridge.config.sinks:WebhookSettings", "bridge.sinks.webhook:WebhookSink"),
     "apprise": ("bridge.sinks.apprise:AppriseSettings", "bridge.sinks.apprise:AppriseSink"),
 }
 
@@ -48,10 +48,8 @@ def sink_settings(table: Any) -> Any:
     """
     if not isinstance(table, dict):
         return SinkSettings
-    settings, _ = _registered("kind", table.get("kind"), SINK_KINDS)
-    if table["kind"] == "webhook":
-        return format_class(table.get("format", DEFAULT_FORMAT)).settings
-    return resolve_name(settings)
+    settings = resolve_name(_registered("kind", table.get("kind"), SINK_KINDS)[0])
+    return format_class(table.get("format", DEFAULT_FORMAT)).settings if settings.has_formats else settings
 
 
 def sink_class(kind: str) -> Any:
@@ -100,15 +98,16 @@ class Table:
 
 
 def tables() -> Iterator[Table]:
-    """Yield every table, those that a table contains after it; every format of a webhook comes after all kinds."""
+    """Yield every table, those that a table contains, or that its formats make of it, after it."""
     yield from _with_inner(Table(name="", settings=Config))
     for section, settings in SECTIONS.items():
         yield from _with_inner(Table(name=section, settings=resolve_name(settings)))
-    for name, (settings, _) in SINK_KINDS.items():
-        yield Table(name=SINK, condition=f' with kind = "{name}"', settings=resolve_name(settings))
-    for name in FORMATS:
-        condition = f' with kind = "webhook" and format = "{name}"'
-        yield Table(name=SINK, condition=condition, settings=format_class(name).settings)
+    for kind, (place, _) in SINK_KINDS.items():
+        settings, condition = resolve_name(place), f' with kind = "{kind}"'
+        yield Table(name=SINK, condition=condition, settings=settings)
+        for name in FORMATS if settings.has_formats else ():
+            of_format = f'{condition} and format = "{name}"'
+            yield Table(name=SINK, condition=of_format, settings=format_class(name).settings)
 
 
 def _with_inner(table: Table) -> Iterator[Table]:

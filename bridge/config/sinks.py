@@ -117,6 +117,8 @@ class SinkSettings(Settings):
     """Whether it changes this VM, which other VMs' events must not do, unless `scope` says otherwise."""
     drops_copies: ClassVar[bool] = False
     """Whether the receiver keeps one of the copies that a fleet sends, so that most need not be sent."""
+    has_formats: ClassVar[bool] = False
+    """Whether the settings of each `format` are read instead, which are subclasses of these."""
     _check_types = field_validator("types")(values.check_some)
     _console_url: str = PrivateAttr(default="")
     _signing_secrets: Secret | None = PrivateAttr(default=None)
@@ -249,6 +251,7 @@ class IdentitySettings(Settings):
 class WebhookSettings(SinkSettings, HttpSettings, IdentitySettings):
     """POST each event to a URL, as a CloudEvent or in a chat format."""
 
+    has_formats: ClassVar = True
     kind: Literal["webhook"]
     url: Secret
     """The URL that events are sent to. Example: `"https://example.org/hook"`."""

@@ -82,11 +82,10 @@ def definition(table: Table) -> dict[str, Any]:
     return found
 
 
-def _place(table: Table) -> tuple[int, int]:
-    """Put sections in the order above, and the simplest sink before the webhooks before the others."""
+def _place(table: Table) -> int:
+    """Put sections in the order above."""
     section = table.name.partition(".")[0]
-    kinds = [kind in table.condition for kind in ("stdout", "webhook", "")]
-    return (ORDER.index(section) if section in ORDER else len(ORDER), kinds.index(True))
+    return ORDER.index(section) if section in ORDER else len(ORDER)
 
 
 def _own_fields(model: type[Settings]) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 from bridge.azure.servicebus import connect
 from bridge.cli.config import warnings
 from bridge.config import loader as loader_module
+from bridge.config import registry
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings, ServiceBusSettings
 from bridge.config.loader import DEFAULT_PATH, load
@@ -484,6 +485,15 @@ def test_what_editors_of_windows_write_is_read_or_explained(tmp_path: Path) -> N
 
 
 # Each format brings its own settings: defaults, required ones, and limits
+
+
+def test_another_kind_may_have_formats_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.SINK_KINDS, "other", registry.SINK_KINDS["webhook"])
+    for name in FORMATS:
+        settings = registry.format_class(name).settings
+        assert registry.sink_settings({"kind": "other", "format": name}) is settings
+        condition = f' with kind = "other" and format = "{name}"'
+        assert only(one for one in registry.tables() if one.condition == condition).settings is settings
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -174,7 +174,7 @@ UNKNOWN = f"1 {INVALID_UNDER} 'an unknown key'}}"
 @pytest.mark.parametrize(
     ("sink", "path", "message"),
     [
-        ({"kind": "webhok", "url": "x"}, [*OPS, "kind"], "'webhok' is not one of ['eventgrid', 'exec', "),
+        ({"kind": "webhok", "url": "x"}, [*OPS, "kind"], "'webhok' is not one of ['stdout', 'webhook', "),
         ({"url": "x"}, OPS, "'kind' is a required property"),
         ({"kind": "webhook"}, OPS, "'url' is a required property"),
         ({**WEBHOOK, "url": 5}, [*OPS, "url"], "5 is not of type 'string'"),
