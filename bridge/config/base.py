@@ -88,9 +88,11 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def _one_a_line(value: Any) -> Any:
-    """Write a list of secrets or a table of headers as a file would hold it."""
-    lines = [f"{name}: {inner}" for name, inner in value.items()] if isinstance(value, dict) else value
-    return "\n".join(map(str, lines)) if isinstance(lines, list) else value
+    """Write a list of secrets or a table of headers as a file would hold it; other values than texts stay."""
+    texts = [*value.values()] if isinstance(value, dict) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return texts
+    return "\n".join(map("{}: {}".format, value, texts) if isinstance(value, dict) else texts)
 
 
 _PLAIN_TYPES = {bool: "true or false", int: "a whole number", float: "a number"}

@@ -258,6 +258,7 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
         (webhook(bearer_token=""), "sinks.ops.bearer_token: given ***, expected a token"),
         (webhook(headers=SECRET), "sinks.ops.headers: given ***, headers, line 1: expected `Name: value`"),
         (webhook(headers={"a b": SECRET}), "sinks.ops.headers: given ***, headers, line 1: expected"),
+        (webhook(headers={"X-A": SECRET, "X-B": 5}), "sinks.ops.headers: given ***, expected a text"),
         (webhook(headers={"X-A": f"{SECRET}\nX-B"}), "sinks.ops.headers: given ***, headers, line 2: exp"),
         (webhook(headers={"X-A": f"€{SECRET}"}), "sinks.ops.headers: given ***, headers, line 1: expected"),
         (webhook(signing_secrets=[]), "sinks.ops.signing_secrets: given ***, expected at least one"),

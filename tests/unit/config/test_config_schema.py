@@ -105,6 +105,7 @@ INVALID: list[dict[str, Any]] = [
     *(ops(types="io.imdsbridge.*"), ops(types=["scheduledevent.started"])),
     *(ops(where={"EventType": value}) for value in ({"a": 1}, [], ["Reboot", ["Redeploy"]])),
     *(ops(timeout_seconds=0), ops(max_age_seconds=-1)),
+    *(ops(headers={"X-Team": 5}), ops(bearer_token=["a", 5]), ops(signing_secrets=[5])),
     {"approvals": {"auto": [{"event_typ": ["Reboot"]}]}},
     {"approvals": {"policy": {"allow": [{"event_type": []}]}}},
     {"approvals": {"policy": {"deny": [{"min_duration_seconds": -1}]}}},
