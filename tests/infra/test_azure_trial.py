@@ -15,6 +15,7 @@ import yaml
 
 from bridge.config.loader import load
 from tests.support.paths import ROOT
+from tests.support.process import completed
 from tests.support.programs import tool
 
 FOLDER = ROOT / "infra" / "azure-trial"
@@ -47,16 +48,9 @@ def az(tmp_path: Path) -> Path:
 
 
 def trial(az: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    path = f"{az / 'bin'}:{os.environ['PATH']}"
-    return subprocess.run(
-        [tool("bash"), SCRIPT, "--report", "out", *options],
-        env={**os.environ, "PATH": path, "AZ_DOUBLE": str(az), "IMDS_TRIAL_PAUSE": "0", "TMPDIR": str(az)},
-        cwd=az,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {"PATH": f"{az / 'bin'}:{os.environ['PATH']}", "AZ_DOUBLE": str(az), "TMPDIR": str(az)}
+    env = {**os.environ, **env, "IMDS_TRIAL_PAUSE": "0"}
+    return completed(tool("bash"), SCRIPT, "--report", "out", *options, env=env, cwd=az)
 
 
 def groups(az: Path) -> set[str]:
@@ -74,7 +68,7 @@ def test_the_scripts_are_clean_and_the_configurations_of_the_vms_valid(tmp_path:
             load(written, {})
         elif written.suffix == ".sh":
             scripts.append(written)
-    done = subprocess.run([tool("shellcheck"), *scripts], capture_output=True, text=True, check=False)
+    done = completed(tool("shellcheck"), *scripts)
     assert (done.returncode, len(scripts)) == (0, 3), done.stdout
 
 

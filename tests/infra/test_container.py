@@ -24,7 +24,7 @@ from infra.container.health import _read_files, main, read_listen
 from tests.support.cli import Call
 from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
-from tests.support.process import LIMIT_SECONDS, Forward, RawServer, answering, environment, wait_until
+from tests.support.process import Forward, RawServer, answering, completed, environment, wait_until
 from tests.support.status import process_status, write_raw
 
 
@@ -32,9 +32,7 @@ def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     hadolint = shutil.which("hadolint", path=path)
     assert hadolint, "hadolint is missing: it comes with the dependency group dev"
-    done = subprocess.run(
-        [hadolint, "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
-    )
+    done = completed(hadolint, "Dockerfile", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -87,14 +85,8 @@ def test_the_program_checks_a_forwarder_until_it_is_killed_and_knows_every_role(
 ) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         variables = {"IMDS_BRIDGE__STATE_DIR": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
-        return subprocess.run(
-            [sys.executable, ROOT / "infra/container/health.py", *arguments],
-            env=environment(variables),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_SECONDS,
-            check=False,
-        )
+        command = [sys.executable, str(ROOT / "infra/container/health.py"), *arguments]
+        return completed(*command, env=environment(variables))
 
     with ImdsLab() as lab, Forward(tmp_path, {"imds": {"endpoint": lab.url("web-0")}}) as forward:
         wait_until(lambda: run("--ready").stdout == "healthy\n", apart_seconds=0.5)
@@ -107,18 +99,15 @@ def test_the_program_checks_a_forwarder_until_it_is_killed_and_knows_every_role(
 
 
 def test_a_process_whose_disk_became_read_only_counts_as_healthy(held: StateFolder, health: Health) -> None:
-    def call(*command: str | Path) -> int:
-        return subprocess.run(command, capture_output=True, check=False).returncode
-
     write_raw(held, status(age_seconds=3600))
     assert "has written no status" in health()[1]
-    if call("mount", "--bind", held.path, held.path):
+    if completed("mount", "--bind", held.path, held.path).returncode:
         pytest.skip("no file system can be mounted here: must be superuser to use mount.")
     try:
-        assert call("mount", "-o", "remount,bind,ro", held.path) == 0
+        assert completed("mount", "-o", "remount,bind,ro", held.path).returncode == 0
         assert health() == HEALTHY
     finally:
-        call("umount", held.path)
+        completed("umount", held.path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

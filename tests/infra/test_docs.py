@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +29,7 @@ from tests.support.pages import (
     with_secrets,
 )
 from tests.support.paths import ROOT
-from tests.support.process import toml
+from tests.support.process import completed, toml
 from tests.support.programs import tool
 
 EVERY = [block for page in PAGES for block in blocks(page)]
@@ -142,9 +141,7 @@ def test_json_and_shell_examples_can_be_parsed(block: Block) -> None:
     if block.language == "json":
         json.loads(block.text)
         return
-    text = "\n".join(shell_lines(block))
-    done = subprocess.run([tool("bash"), "-n"], input=text, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
+    assert completed(tool("bash"), "-n", given="\n".join(shell_lines(block))).stderr == ""
 
 
 @pytest.mark.parametrize("name", configurations())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from infra.monitoring.generate import BICEP, COPY, DASHBOARD, FOLDER, bicep, cop
 from tests.support.clock import MovedClock
 from tests.support.only import only
 from tests.support.paths import ROOT
+from tests.support.process import completed
 from tests.support.programs import build, run_program, tool
 from tests.support.status import bus_status, process_status, sink_status
 
@@ -29,8 +29,7 @@ NAMES = [rule["alert"] for rule in RULES]
 
 def promtool(*arguments: str, name: str = "promtool") -> None:
     """Run promtool, or another tool, in the folder of the rules; fail with what it prints."""
-    command = [tool(name), *arguments]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False, timeout=60)
+    done = completed(tool(name), *arguments, cwd=FOLDER)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

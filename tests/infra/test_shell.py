@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from bridge.cli.main import COMMANDS, build_parser
 from tests.support.paths import ROOT
-from tests.support.process import run
+from tests.support.process import completed, run
 from tests.support.programs import tool
 from tools.packaging import shell
 
@@ -40,21 +39,13 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_bash_completes_commands_options_choices_and_files(share: Path, line: str, words: list[str]) -> None:
-    command: list[str | Path] = [
-        tool("bash"),
-        "-c",
-        BASH,
-        "bash",
-        share / "completion.bash",
-        "imds-bridge",
-        *line.split(" "),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    script = [tool("bash"), "-c", BASH, "bash", str(share / "completion.bash")]
+    done = completed(*script, "imds-bridge", *line.split(" "), cwd=ROOT)
     assert (done.stdout.split(), done.stderr) == (words, "")
 
 
 def test_zsh_can_read_its_script_which_has_every_command(share: Path) -> None:
-    subprocess.run([tool("zsh"), "-n", share / "completion.zsh"], check=True)
+    assert completed(tool("zsh"), "-n", share / "completion.zsh").returncode == 0
     text = (share / "completion.zsh").read_text()
     assert text.startswith("#compdef imds-bridge\n")
     assert [name for name in COMMANDS if f"\n    {name}:'" not in text] == []
@@ -67,9 +58,7 @@ def test_the_command_prints_the_script_of_the_build(name: str) -> None:
 
 def test_the_man_page_describes_every_command_and_is_rendered_without_warnings(share: Path) -> None:
     page = share / "imds-bridge.1"
-    done = subprocess.run(
-        [tool("mandoc"), "-Tlint", "-Wwarning", page], capture_output=True, text=True, check=False
-    )
+    done = completed(tool("mandoc"), "-Tlint", "-Wwarning", page)
     assert [line for line in done.stdout.splitlines() if "missing date" not in line] == []
     text = page.read_text().replace("\\", "")
     lines = {line.strip() for line in text.splitlines()} | {""}

@@ -19,7 +19,7 @@ from tests.support.consumers import APPROVER, TOPIC, bus_config, settings
 from tests.support.imds_lab import ImdsLab
 from tests.support.npm import node_modules
 from tests.support.paths import ROOT
-from tests.support.process import LIMIT_SECONDS, Forward, wait_until
+from tests.support.process import Forward, completed, wait_until
 from tests.support.programs import tool
 from tests.support.servicebus import ServiceBusLab
 
@@ -81,14 +81,8 @@ def test_it_approves_the_event_after_a_drain_longer_than_its_lock_and_prints_the
         entity = bus.entity(f"{TOPIC}/Subscriptions/{APPROVER}")
         wait_until(lambda: entity.counts.enqueued >= 1, describe=lambda: entity.messages)
         event = imds.schedule(event_type="Reboot", resources=["web-0", "web-1"])
-        done = subprocess.run(
-            command,
-            env={**os.environ, **variables, "SERVICEBUS_CONNECTION_STRING": bus.connection_string},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_SECONDS,
-            check=False,
-        )
+        variables["SERVICEBUS_CONNECTION_STRING"] = bus.connection_string
+        done = completed(*command, env={**os.environ, **variables})
     assert done.returncode == 0, done.stderr
     assert re.sub(r"\W+", " ", done.stdout).strip() == "Accepted approved web 0 web 1"
     assert [one.event_id for one in imds.approvals] == [event]

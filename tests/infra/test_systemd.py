@@ -23,7 +23,7 @@ from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.only import only
 from tests.support.paths import ROOT
-from tests.support.process import environment, run, toml
+from tests.support.process import completed, environment, run, toml
 from tests.support.programs import tool
 
 FOLDER = ROOT / "infra" / "systemd"
@@ -48,15 +48,7 @@ def setting(role: str, name: str) -> str:
 def do(*command: str | Path, cwd: str | Path = "/") -> subprocess.CompletedProcess[str]:
     given = {**environment(), "PYTHON": sys.executable, "PIP_NO_COMPILE": "1"}
     given.pop("PYTHONPATH", None)  # what is installed runs by itself
-    return subprocess.run(
-        [str(word) for word in command],
-        env=given,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_SECONDS,
-        check=False,
-    )
+    return completed(*command, env=given, cwd=cwd, limit_seconds=INSTALL_SECONDS)
 
 
 # --- the units ---

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.support.paths import ROOT
+from tests.support.process import completed
 from tests.support.programs import build, tool
 
 FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -23,8 +23,7 @@ def test_actionlint_finds_nothing() -> None:
     go = tool("go")  # which builds it once for all runs
     name = ACTIONLINT.rpartition("/")[2]
     place = build("go", name, lambda place: [["env", f"GOBIN={place}", go, "install", ACTIONLINT]])
-    command = [place / "actionlint", *FILES]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = completed(place / "actionlint", *FILES)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

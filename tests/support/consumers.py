@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
-from tests.support.process import LIMIT_SECONDS, Forward, environment, wait_until
+from tests.support.process import LIMIT_SECONDS, Forward, completed, environment, wait_until
 from tests.support.servicebus import ServiceBusLab, entities
 
 CONSUMERS = ROOT / "infra" / "consumers"
@@ -81,11 +81,5 @@ def run_script(
     script: str, *arguments: str | Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a consumer's script until it exits."""
-    return subprocess.run(
-        [sys.executable, "-c", SHORT_SLEEPS, str(CONSUMERS / script), *map(str, arguments)],
-        env=environment(env),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS * 2,
-        check=False,
-    )
+    command = [sys.executable, "-c", SHORT_SLEEPS, str(CONSUMERS / script)]
+    return completed(*command, *arguments, env=environment(env), limit_seconds=LIMIT_SECONDS * 2)

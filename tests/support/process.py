@@ -75,16 +75,29 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **(extra or {})}
 
 
-def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command of imds-bridge to its end."""
+def completed(
+    *command: str | Path,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    given: str = "",
+    limit_seconds: float = LIMIT_SECONDS,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, whatever its exit code; `given` is what it can read."""
     return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        env=environment(env),
+        [str(word) for word in command],
+        env=env,
+        cwd=cwd,
+        input=given,
         capture_output=True,
         text=True,
-        timeout=LIMIT_SECONDS,
+        timeout=limit_seconds,
         check=False,
     )
+
+
+def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of imds-bridge to its end."""
+    return completed(*COMMAND, *arguments, env=environment(env))
 
 
 class Forward:

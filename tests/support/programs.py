@@ -6,12 +6,13 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.process import completed
 
 BUILD_SECONDS = 300
 BUILD_TRIES = 3  # the network may fail once
@@ -47,9 +48,7 @@ def build(language: str, name: str, commands: Callable[[Path], Sequence[Command]
 
 def _run(command: Command, place: Path) -> None:
     for _ in range(BUILD_TRIES):
-        result = subprocess.run(
-            command, cwd=place, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
-        )
+        result = completed(*command, cwd=place, limit_seconds=BUILD_SECONDS)
         if result.returncode == 0:
             return
     pytest.skip(f"{' '.join(command)}: {(result.stderr or result.stdout)[-500:]}")
@@ -63,14 +62,7 @@ def run_program(command: Command, *, given: Any = None, **environment: str) -> A
         given: what it reads from standard input, as JSON.
         environment: variables to add.
     """
-    result = subprocess.run(
-        command,
-        env={**os.environ, **environment},
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        check=False,
-    )
+    env = {**os.environ, **environment}
+    result = completed(*command, env=env, given=json.dumps(given), limit_seconds=RUN_SECONDS)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
