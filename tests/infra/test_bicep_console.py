@@ -12,44 +12,29 @@ from typing import Any
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.console.process import STOP_SECONDS
-from tests.support.bicep import FOLDER, evaluate, properties, tree
+from tests.support.bicep import FOLDER, Deployed, deployed, of, tree
 from tests.support.bus import SECRET
 from tests.support.console import ORIGIN, STRUCTURED, TOKEN, FleetVm, running_console
 from tests.support.only import only
 
 README = (FOLDER / "README.md").read_text()
-NAMESPACE, TOPIC, SUBSCRIPTION, QUEUE = (
-    "contoso.servicebus.windows.net",
-    "scheduled-events",
-    "console",
-    "approvals",
-)
-MODULE = "modules/console.bicep"
 APP = "Microsoft.App/containerApps"
-CLIENT_ID = "11111111-1111-1111-1111-111111111111"
-PARAMETERS: Mapping[str, Any] = {
-    "name": "imds-console",
-    "hostName": NAMESPACE,
-    "topicName": TOPIC,
-    "queueName": QUEUE,
-    "viewers": ["viewer"],
-    "approvers": [],
-    "signingSecretUrl": "",
-    "approvalSession": "{resource_group}.{vm}",
-    "registry": "",
-    "identity": {"id": "/id", "properties": {"clientId": CLIENT_ID}},
-    "managedEnvironment": {
-        "properties": {"defaultDomain": "a-b-1.westeurope.azurecontainerapps.io"},
-        "id": "/env",
-    },
+CLIENT_ID = "11111111-1111-1111-1111-111111111111"  # of the console's identity
+SIGNED: Mapping[str, Any] = {
+    "consoleApprovers": ["approver"],
+    "consoleSigningSecretUrl": "https://vault/secrets/signing",
 }
-SIGNED: Mapping[str, Any] = {"approvers": ["approver"], "signingSecretUrl": "https://vault/secrets/signing"}
+
+
+def made(**parameters: Any) -> list[Deployed]:
+    """Deploy a console in which nobody approves, but for what the parameters say."""
+    unsigned = {"consoleApprovers": [], "consoleSigningSecretUrl": ""}
+    return deployed("everything", consoleViewers=["viewer"], **{**unsigned, **parameters})
 
 
 def console(**parameters: Any) -> dict[str, Any]:
-    """Return the properties of the container app, with the values of expressions."""
-    variables = {name: part["value"] for name, part in tree(MODULE)["variables"].items()}
-    found: dict[str, Any] = evaluate(properties(APP), {**variables, **PARAMETERS, **parameters})
+    """Return the properties of the container app."""
+    found: dict[str, Any] = only(of(APP, made(**parameters))).properties
     return found
 
 
@@ -74,33 +59,35 @@ def test_the_environment_of_the_console_is_a_valid_configuration(tmp_path: Path)
     container = only(console()["template"]["containers"])
     assert {probe["httpGet"]["port"] for probe in container["probes"]} == {ingress["targetPort"]}
     assert (config.console.auth, config.console.viewer_groups) == ("easyauth", ("viewer",))
-    assert config.console.public_url == "https://imds-console.a-b-1.westeurope.azurecontainerapps.io"
+    assert config.console.public_url == "https://contoso.a-b-1.westeurope.azurecontainerapps.io"
     assert not config.console.takes_ingest
     bus = config.console.bus
-    assert (bus.namespace, bus.topic, bus.subscription) == (NAMESPACE, TOPIC, SUBSCRIPTION)
-    assert bus.client_id == CLIENT_ID
+    assert bus.namespace == "contoso-maintenance.servicebus.windows.net"
+    assert (bus.topic, bus.subscription, bus.client_id) == ("scheduled-events", "console", CLIENT_ID)
 
 
 def test_the_console_may_send_commands_only_if_somebody_may_approve(tmp_path: Path) -> None:
     assert loaded(tmp_path, environment()).approvals is None
     config = loaded(tmp_path, environment(**SIGNED))
     assert config.console
+    assert config.console.bus
     assert config.approvals
     assert config.console.approver_groups == ("approver",)
     assert config.approvals.signing_secrets
     assert config.approvals.client_id == CLIENT_ID
-    assert (config.approvals.namespace, config.approvals.queue) == (NAMESPACE, QUEUE)
+    approvals = config.approvals
+    assert (approvals.namespace, approvals.queue) == (config.console.bus.namespace, "approvals")
     assert f'session = "{config.approvals.session}"' in README  # as forward and listen have it
-    assert tree(MODULE)["modules"]["sends"]["config"]["condition"] == "approves"
+    assert "imds-bridge-console-sender" not in {one.name for one in made()}
 
 
 def test_the_secret_that_signs_commands_stays_in_the_key_vault() -> None:
     secret = console(**SIGNED)["configuration"]["secrets"][-1]
     container = only(console(**SIGNED)["template"]["containers"])
-    assert secret["keyVaultUrl"] == SIGNED["signingSecretUrl"]
-    assert secret["identity"] == PARAMETERS["identity"]["id"]
+    assert secret["keyVaultUrl"] == SIGNED["consoleSigningSecretUrl"]
+    assert secret["identity"] == "Microsoft.ManagedIdentity/userAssignedIdentities/contoso"
     assert [one["secretRef"] for one in container["env"] if "secretRef" in one] == [secret["name"]]
-    assert environment(signingSecretUrl=SIGNED["signingSecretUrl"]) == environment()
+    assert environment(**{**SIGNED, "consoleApprovers": []}) == environment()
 
 
 def test_the_parameters_and_the_app_roles_of_the_readme_fit() -> None:
@@ -112,17 +99,21 @@ def test_the_parameters_and_the_app_roles_of_the_readme_fit() -> None:
 
 
 def test_people_sign_in_with_tokens_for_this_app_before_the_console_may_receive_or_send() -> None:
-    names = {"federated": tree(MODULE)["variables"]["federated"]["value"], "clientId": CLIENT_ID}
-    auth = evaluate(properties(f"{APP}/authConfigs"), names)
+    parts = made(**SIGNED)
+    auth = only(of(f"{APP}/authConfigs", parts)).properties
     entra = auth["identityProviders"]["azureActiveDirectory"]
     secret = only(console()["configuration"]["secrets"])
     assert secret == {"name": entra["registration"]["clientSecretSettingName"], "value": CLIENT_ID}
-    assert entra["validation"]["defaultAuthorizationPolicy"] == {"allowedApplications": [CLIENT_ID]}
+    allowed = {"allowedApplications": [entra["registration"]["clientId"]]}
+    assert entra["validation"]["defaultAuthorizationPolicy"] == allowed
+    assert entra["registration"]["clientId"] == "66666666-6666-6666-6666-666666666666"
     assert auth["platform"]["enabled"] is auth["httpSettings"]["requireHttps"] is True
     assert auth["globalValidation"]["unauthenticatedClientAction"] == "RedirectToLoginPage"
     assert console()["configuration"]["ingress"]["allowInsecure"] is False
-    assert tree(MODULE)["modules"]["subscribed"]["config"]["dependsOn"] == ["auth"]
-    assert tree(MODULE)["modules"]["sends"]["config"]["config"]["dependsOn"] == ["auth"]
+    later = [
+        one for one in parts if one.name in ("imds-bridge-console-subscription", "imds-bridge-console-sender")
+    ]
+    assert [one.body["dependsOn"] for one in later] == [["auth"], ["auth"]]
 
 
 def test_the_one_writer_of_a_store_is_given_the_time_to_end_and_a_volume_where_it_writes() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, reduce
 from math import prod
 from pathlib import Path
@@ -15,9 +15,8 @@ from typing import Any
 
 from pycep import BicepParser
 
-from tests.support.only import only
 from tests.support.paths import ROOT
-from tests.support.snapshots import LIST, PARAMETERS, lines
+from tests.support.snapshots import DATA, LIST, PARAMETERS, lines
 
 FOLDER = ROOT / "infra" / "bicep"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.bicep"))
@@ -28,19 +27,23 @@ class Refused(Exception):
     """A template refuses its parameters, with the text that it gives."""
 
 
-class Symbol:
-    """A resource or module: its id is known, and its other properties once it is deployed."""
+# What Azure says of resources once they are there, as far as the templates have to understand it.
+_AZURE: Mapping[str, str] = {
+    "bus.properties.serviceBusEndpoint": "https://contoso-maintenance.servicebus.windows.net:443/",
+    "identity.properties.clientId": "11111111-1111-1111-1111-111111111111",
+    "managedEnvironment.properties.defaultDomain": "a-b-1.westeurope.azurecontainerapps.io",
+}
 
-    def __init__(self, path: str, **known: str) -> None:
+
+class Symbol:
+    """A resource or module: its id or outputs are known, and its other properties once it is deployed."""
+
+    def __init__(self, path: str, **known: Any) -> None:
         self._path, self._known = path, known
 
-    def __getitem__(self, name: str) -> str | Symbol:
-        return self._known.get(name) or Symbol(f"{self._path}.{name}")
-
-    def __mul__(self, _: int) -> Symbol:
-        return self
-
-    __rmul__ = __mul__
+    def __getitem__(self, name: str | int) -> Any:
+        path = f"{self._path}.{name}"
+        return self._known[str(name)] if name in self._known else _AZURE.get(path) or Symbol(path)
 
     def __str__(self) -> str:
         return f"[{self._path}]"
@@ -48,11 +51,17 @@ class Symbol:
 
 @dataclass(frozen=True, kw_only=True)
 class Deployed:
-    """A resource or nested deployment that a deployment makes, with what it is attached to."""
+    """A resource or nested deployment that a deployment makes, and what it is attached to."""
 
+    file: str
     type: str
     name: str
     scope: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def properties(self) -> Any:
+        return self.body["properties"]
 
 
 def _fail(text: str) -> None:
@@ -64,6 +73,7 @@ def _flat(*lists: list[Any]) -> list[Any]:
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "any": lambda value: value,
     "concat": _flat,
     "empty": operator.not_,
     "environment": lambda: Symbol("environment()"),
@@ -75,17 +85,22 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "join": lambda parts, between: between.join(parts),
     "json": json.loads,
     "length": len,
+    "load_json_content": lambda path: path,
     "map": lambda items, made: [made(one) for one in items],
     "resource_group": lambda: Symbol("resourceGroup()"),
-    "split": lambda text, by: re.split("|".join(map(re.escape, by)), text),
+    "split": lambda text, by: re.split("|".join(map(re.escape, [by] if isinstance(by, str) else by)), text),
     "string": json.dumps,
-    "subscription_resource_id": lambda *parts: "/".join(parts),
+    "take": lambda text, count: text[:count],
+    "subscription_resource_id": lambda *parts: "/".join(map(str, parts)),
     "tenant": lambda: Symbol("tenant()"),
     "to_lower": lambda text: str(text).lower(),
     "unique_string": lambda *_: "unique",
     "union": lambda *lists: list(dict.fromkeys(_flat(*lists))),
 }
-_OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
+_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "and": lambda *given: all(given),
+    "or": lambda *given: any(given),
+    "multiply": lambda *given: prod(given),
     "equals": operator.eq,
     "not_equals": operator.ne,
     "greater_than": operator.gt,
@@ -103,28 +118,15 @@ def tree(file: str) -> dict[str, Any]:
     return dict(parser().parse(text=(FOLDER / file).read_text()))
 
 
+def _parsed(expression: str) -> Any:
+    return parser().parse(text=f"var found = {expression}\n")["variables"]["found"]["value"]
+
+
 def body(part: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a resource or module, without its loop or condition."""
     config: dict[str, Any] = part["config"]
     inner: dict[str, Any] = config.get("config", {})
     return inner if {"condition", "loop_type"} & config.keys() else config
-
-
-def resources(type_: str) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return every resource of the type: its file, its symbolic name and its body."""
-    return [
-        (file, name, body(resource))
-        for file in FILES
-        for name, resource in tree(file).get("resources", {}).items()
-        if resource["type"] == type_ and not resource["existing"]
-    ]
-
-
-def properties(type_: str) -> dict[str, Any]:
-    """Return the properties of the only resource of the type."""
-    _, _, config = only(resources(type_))
-    found: dict[str, Any] = config["properties"]
-    return found
 
 
 def evaluate(node: Any, names: Mapping[str, Any]) -> Any:
@@ -139,7 +141,8 @@ def evaluate(node: Any, names: Mapping[str, Any]) -> Any:
     if isinstance(node, str):
         if node in names:
             return evaluate(names[node], {name: value for name, value in names.items() if name != node})
-        return re.sub(r"\$\{([^}]+)\}", lambda one: str(_interpolated(one[1], names)), node)
+        text = node.replace("\\'", "'")
+        return re.sub(r"\$\{([^}]+)\}", lambda one: str(evaluate(_parsed(one[1]), names)), text)
     if not isinstance(node, dict):
         return node
     if function := node.get("function"):
@@ -153,23 +156,15 @@ def evaluate(node: Any, names: Mapping[str, Any]) -> Any:
         return [evaluate(node["config"], {**names, item: one}) for one in given]
     if isinstance(node.get("operator"), dict):
         return _operate(node, names)
-    return {key: evaluate(value, names) for key, value in node.items()}
-
-
-def _interpolated(expression: str, names: Mapping[str, Any]) -> Any:
-    if re.fullmatch(r"[\w.]+", expression):
-        return _look_up(expression.split("."), names)
-    parsed = parser().parse(text=f"var found = {expression}\n")
-    return evaluate(parsed["variables"]["found"]["value"], names)
+    return {key.strip("'"): evaluate(value, names) for key, value in node.items()}
 
 
 def _operate(node: dict[str, Any], names: Mapping[str, Any]) -> Any:
     kind, given = node["operator"]["type"], node["operator"]["operands"]
     match kind:
         case "conditional":
-            return evaluate(
-                given["true_value" if evaluate(given["condition"], names) else "false_value"], names
-            )
+            holds = evaluate(given["condition"], names)
+            return evaluate(given["true_value" if holds else "false_value"], names)
         case "not":
             inner = given["bool_value"]
             if isinstance(inner, dict) and inner.get("operator", {}).get("type") in ("and", "or"):
@@ -179,30 +174,18 @@ def _operate(node: dict[str, Any], names: Mapping[str, Any]) -> Any:
                 joined = {"type": inner["operator"]["type"], "operands": {"1": negated, "2": second}}
                 return _operate({"operator": joined}, names)
             return not evaluate(inner, names)
-        case "and":
-            return all(evaluate([*given.values()], names))
-        case "multiply":
-            return prod(evaluate([*given.values()], names))
-        case "or":
-            return any(evaluate([*given.values()], names))
-        case "property_accessor":
-            if isinstance(given["operand_1"], dict) and "function" in given["operand_1"]:
-                found = evaluate(given["operand_1"], names)
-                return reduce(operator.getitem, dotted(given["operand_2"]), found)
-            return _look_up(dotted(node), names)
+        case "property_accessor" | "index_accessor":
+            first, rest = given.values()
+            symbol = names.get(f"@{first}") if isinstance(first, str) else None
+            return reduce(operator.getitem, _dotted(rest), symbol or evaluate(first, names))
     return _OPERATORS[kind](*evaluate([*given.values()], names))
 
 
-def dotted(node: Any) -> list[str]:
-    """Return the names of `one.of.another`."""
-    if isinstance(node, str):
+def _dotted(node: Any) -> list[str | int]:
+    """Return the names of `one.of[0].another`."""
+    if not isinstance(node, dict):
         return [node]
-    return [name for one in node["operator"]["operands"].values() for name in dotted(one)]
-
-
-def _look_up(path: list[str], names: Mapping[str, Any]) -> Any:
-    symbol = names.get(f"@{path[0]}")
-    return reduce(lambda found, name: found[name], path[1:], symbol or evaluate(path[0], names))
+    return [name for one in node["operator"]["operands"].values() for name in _dotted(one)]
 
 
 def read_parameters(file: Path) -> tuple[str, dict[str, Any]]:
@@ -213,7 +196,18 @@ def read_parameters(file: Path) -> tuple[str, dict[str, Any]]:
     return template, {name: evaluate(one["value"], {}) for name, one in parsed["variables"].items()}
 
 
-def deploy(file: str, given: Mapping[str, Any]) -> Iterator[Deployed]:
+def deployed(name: str, **changes: Any) -> list[Deployed]:
+    """Deploy with a parameter file of tests/data/bicep, and with changes of its values."""
+    template, parameters = read_parameters(DATA / f"{name}.bicepparam")
+    return deploy(template, {**parameters, **changes})
+
+
+def of(type_: str, made: Iterable[Deployed]) -> list[Deployed]:
+    """Return what a deployment makes of a type."""
+    return [one for one in made if one.type == type_]
+
+
+def deploy(file: str, given: Mapping[str, Any]) -> list[Deployed]:
     """Say what a deployment of a template makes, nested deployments and their resources included.
 
     Args:
@@ -223,21 +217,33 @@ def deploy(file: str, given: Mapping[str, Any]) -> Iterator[Deployed]:
     Raises:
         Refused: the template does not take the parameters.
     """
+    made: list[Deployed] = []
+    _deploy(file, given, made)
+    return made
+
+
+def _deploy(file: str, given: Mapping[str, Any], made: list[Deployed]) -> dict[str, Any]:
+    """Add what a template makes; return its outputs."""
     parsed, names = tree(file), _names(file, given)
     for symbol, resource in parsed.get("resources", {}).items():
         for local in () if resource["existing"] else _times(resource["config"], names):
-            scope = body(resource).get("scope")
-            yield Deployed(
-                type=resource["type"],
-                name=_full_name(file, symbol, local),
-                scope=names[f"@{scope}"]["id"] if scope else "",
+            config = evaluate(body(resource), local)
+            made.append(
+                Deployed(
+                    file=file,
+                    type=resource["type"],
+                    name=_full_name(file, symbol, local),
+                    scope=names[f"@{config['scope']}"]["id"] if "scope" in config else "",
+                    body=config,
+                )
             )
-    for module in parsed.get("modules", {}).values():
+    for symbol, module in parsed.get("modules", {}).items():
         for local in _times(module["config"], names):
-            config = body(module)
-            yield Deployed(type=DEPLOYMENT, name=evaluate(config["name"], local))
+            config = evaluate(body(module), local)
+            made.append(Deployed(file=file, type=DEPLOYMENT, name=config["name"], body=config))
             path = normpath(join(dirname(file), module["detail"]["path"]))
-            yield from deploy(path, evaluate(config["params"], local))
+            names[f"@{symbol}"] = Symbol(symbol, outputs=_deploy(path, config["params"], made))
+    return {name: evaluate(output["value"], names) for name, output in parsed.get("outputs", {}).items()}
 
 
 def _names(file: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,13 +254,16 @@ def _names(file: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if given.keys() - parameters.keys() or needed - given.keys():
         raise Refused(f"{file}: given {sorted(given)}, expected {sorted(parameters)}")
     for name, value in given.items():
-        _check(name, value, {one["type"]: one.get("argument") for one in parameters[name]["decorators"]})
+        limits = {one["type"]: one.get("argument") for one in parameters[name]["decorators"]}
+        size = len(value) if isinstance(value, (str, list)) else 0
+        if size and not limits.get("min_length", 0) <= size <= limits.get("max_length", size):
+            raise Refused(f"{name}: given a length of {size}, which its decorators do not allow")
     names = {name: given.get(name, parameter["default"]) for name, parameter in parameters.items()}
     names |= {name: variable["value"] for name, variable in parsed.get("variables", {}).items()}
     for symbol, resource in parsed.get("resources", {}).items():
         if "loop_type" not in resource["config"]:  # the templates refer to none of those
-            id_ = f"{resource['type']}/{_full_name(file, symbol, names)}"
-            names[f"@{symbol}"] = Symbol(symbol, id=id_)
+            name = _full_name(file, symbol, names)
+            names[f"@{symbol}"] = Symbol(symbol, id=f"{resource['type']}/{name}", name=name)
     return names | {f"@{symbol}": Symbol(symbol) for symbol in parsed.get("modules", {})}
 
 
@@ -275,21 +284,9 @@ def _times(config: dict[str, Any], names: Mapping[str, Any]) -> list[Mapping[str
     return [{**names, detail["item_name"]: one} for one in evaluate(detail["array_name"], names)]
 
 
-def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    """Refuse a parameter that is too short or too long."""
-    if isinstance(value, (str, list)) and not (
-        limits.get("min_length", 0) <= len(value) <= limits.get("max_length", len(value))
-    ):
-        raise Refused(f"{name}: given a length of {len(value)}, which its decorators do not allow")
-
-
 if __name__ == "__main__":
-    listed = [
-        line
-        for file in PARAMETERS
-        for line in lines(
-            file.stem,
-            ((one.type, one.name) for one in deploy(*read_parameters(file)) if one.type != DEPLOYMENT),
-        )
-    ]
+    listed: list[str] = []
+    for parameters in PARAMETERS:
+        found = [one for one in deployed(parameters.stem) if one.type != DEPLOYMENT]
+        listed += lines(parameters.stem, ((one.type, one.name) for one in found))
     LIST.write_text("\n".join(listed) + "\n")
