@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import socket
 import subprocess
-import sys
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -22,11 +21,13 @@ from bridge.config.console import ProxySettings
 from bridge.config.loader import load
 from bridge.config.models import Config, MetricsSettings
 from bridge.console.process import STOP_SECONDS
+from bridge.lab.httpd import Answer, HttpRequest, Server, json_answer
 from bridge.service.process import LAST_SECONDS
 from infra.kubernetes.generate import README, SCHEMA, schema, table, with_table
+from tests.support.kubernetes import merge
 from tests.support.only import only
 from tests.support.paths import ROOT
-from tests.support.process import LIMIT_SECONDS, RawServer
+from tests.support.process import completed
 from tests.support.programs import tool
 
 FOLDER = ROOT / "infra" / "kubernetes"
@@ -59,19 +60,14 @@ def documents(name: str) -> list[dict[str, Any]]:
     return [json.loads(json.dumps(one)) for one in found]
 
 
-def validated(version: str, *files: str | Path) -> str:
-    """Check files by the schemas of a version; return what that prints."""
-    command = [sys.executable, "-m", "kubernetes_validate", "--strict", "--kubernetes-version", version]
-    done = subprocess.run(
-        [*command, *files], cwd=FOLDER, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+def assert_valid(objects: Iterable[dict[str, Any]]) -> None:
+    """Check objects by the strict schemas of several versions of Kubernetes."""
+    for one, version in product(objects, KUBERNETES_VERSIONS):
+        kubernetes_validate.validate(one, version, strict=True)
 
 
-@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-def test_every_manifest_is_valid_by_the_strict_schemas_of_kubernetes(version: str) -> None:
-    assert "WARN" not in validated(version, *MANIFESTS, *OF_THE_CONSOLE)
+def test_every_manifest_is_valid_by_the_strict_schemas_of_kubernetes() -> None:
+    assert_valid(one for name in (*MANIFESTS, *OF_THE_CONSOLE) for one in documents(name))
 
 
 def test_the_kustomization_names_every_manifest_those_that_approve_as_a_choice() -> None:
@@ -174,15 +170,7 @@ def test_the_drain_is_both_processes_in_one_pod_with_a_token_and_the_name_of_its
 
 
 def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [tool("helm"), *arguments, "--values", "-"],
-        input=json.dumps(values or {}),
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
+    return completed(tool("helm"), *arguments, "--values", "-", cwd=FOLDER, given=json.dumps(values or {}))
 
 
 def rendered(release: str = "imds-bridge", /, *options: str, **values: Any) -> dict[str, dict[str, Any]]:
@@ -234,35 +222,29 @@ def test_the_chart_applies_the_manifests_of_what_is_enabled(roles: set[str]) -> 
     files = ["serviceaccounts.yaml", *(f"{role}.yaml" for role in roles)]
     plain = [one for name in files for one in documents(name) if one["metadata"]["name"] in names]
     got = rendered(**enabled)
+    maps = {}
     for role in roles:
         one = config_map(got, f"imds-bridge-{role}")
         assert one["data"] == {"config.toml": (FOLDER / f"{role}.toml").read_text()}
+        maps[f"imds-bridge-{role}"] = one["metadata"]["name"]
         del got[f"ConfigMap {one['metadata']['name']}"]
+    labels = {"app.kubernetes.io/instance": "imds-bridge"}
+    image, mounted = '"image": "{}"'.format, '"configMap": {{"name": "{}"'.format
     for one in plain:
-        labels = {"app.kubernetes.io/instance": "imds-bridge"}
-        one["metadata"].setdefault("labels", {}).update(
-            labels, **{"app.kubernetes.io/part-of": "imds-bridge"}
-        )
-        if one["kind"].startswith("ClusterRole"):
+        kind, name = one["kind"], one["metadata"]["name"]
+        changes: dict[str, Any] = {"metadata": {"namespace": "imds-bridge"}}
+        if kind.startswith("ClusterRole"):
             # a release of this name in another namespace has its own
-            one["metadata"]["name"] = f"imds-bridge-{one['metadata']['name']}"
-            if "roleRef" in one:
-                one["roleRef"]["name"] = one["metadata"]["name"]
-        else:
-            one["metadata"]["namespace"] = "imds-bridge"
-        found = got.pop(f"{one['kind']} {one['metadata']['name']}")
-        if one["kind"] in ("DaemonSet", "Deployment"):
-            template = one["spec"]["template"]
-            one["spec"]["selector"]["matchLabels"].update(labels)
-            template["metadata"]["labels"].update(labels)
-            spec = template["spec"]
-            config = only(
-                each for each in found["spec"]["template"]["spec"]["volumes"] if "configMap" in each
-            )
-            spec["volumes"] = [config if "configMap" in each else each for each in spec["volumes"]]
-            for each in (*spec.get("initContainers", ()), *spec["containers"]):
-                each["image"] = "registry.example.org/imds-bridge:0.1.0"
-        assert found == one
+            changes["metadata"] = {"name": f"imds-bridge-{name}"}
+            changes |= {"roleRef": changes["metadata"]} if "roleRef" in one else {}
+        if kind in ("DaemonSet", "Deployment"):
+            pods = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}}}
+            changes["spec"] = pods
+        merge(one, changes)
+        merge(one, {"metadata": {"labels": {**labels, "app.kubernetes.io/part-of": "imds-bridge"}}})
+        text = json.dumps(one).replace(image("imds-bridge"), image("registry.example.org/imds-bridge:0.1.0"))
+        expected = json.loads(text.replace(mounted(name), mounted(maps.get(name))))
+        assert got.pop(f"{kind} {expected['metadata']['name']}") == expected
     assert not got
 
 
@@ -281,7 +263,7 @@ def test_values_of_the_chart_set_the_image_the_configuration_and_parts_of_manife
     assert got["ServiceAccount imds-bridge-forward"]["metadata"]["labels"]["a"] == "b"
 
 
-def test_values_change_each_pod_and_keep_what_the_manifest_has(tmp_path: Path) -> None:
+def test_values_change_each_pod_and_keep_what_the_manifest_has() -> None:
     certificates = {"name": "certificates", "configMap": {"name": "our-authority"}}
     toleration = {"key": "pool", "operator": "Exists"}
     affinity: dict[str, Any] = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
@@ -350,10 +332,7 @@ def test_values_change_each_pod_and_keep_what_the_manifest_has(tmp_path: Path) -
                 "env": [*plain.get("env", []), *values[role]["env"]],
                 "args": [*plain["args"], *dry, "--config", "/etc/our/config.toml"],
             }
-    file = tmp_path / "all.yaml"
-    file.write_text(yaml.safe_dump_all(got.values()))
-    for version in KUBERNETES_VERSIONS:
-        validated(version, file)
+    assert_valid(got.values())
 
 
 @pytest.mark.parametrize(("force", "cordon_only"), [(True, False), (False, False), (True, True)])
@@ -464,38 +443,30 @@ def test_the_kubelet_asks_a_metrics_port_of_the_configuration_by_itself(
 def cluster(config_maps: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Serve as much of an API server as Helm asks for in a dry run; yield the options that name it."""
     kinds = {
-        "api/v1": ["ServiceAccount", "PersistentVolumeClaim", "ConfigMap"],
-        "apis/apps/v1": ["DaemonSet", "Deployment"],
-        "apis/rbac.authorization.k8s.io/v1": ["ClusterRole", "ClusterRoleBinding"],
+        "v1": ["ServiceAccount", "PersistentVolumeClaim", "ConfigMap"],
+        "apps/v1": ["DaemonSet", "Deployment"],
+        "rbac.authorization.k8s.io/v1": ["ClusterRole", "ClusterRoleBinding"],
     }
-    groups = [
-        {"name": path.split("/")[1], "versions": [{"groupVersion": path[5:], "version": "v1"}]}
-        for path in kinds
-        if path.startswith("apis/")
-    ]
-    listed = {"apiVersion": "v1", "kind": "ConfigMapList", "items": config_maps}
+    versions = [{"groupVersion": version, "version": "v1"} for version in kinds if "/" in version]
+    groups = [{"name": one["groupVersion"].partition("/")[0], "versions": [one]} for one in versions]
     answers: dict[str, Any] = {
-        "version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
-        "api": {"kind": "APIVersions", "versions": ["v1"]},
-        "apis": {"kind": "APIGroupList", "groups": groups},
-        "api/v1/namespaces/imds-bridge/configmaps": listed,
+        "/version": {"major": "1", "minor": "34"},
+        "/api": {"versions": ["v1"]},
+        "/apis": {"groups": groups},
+        "/api/v1/namespaces/imds-bridge/configmaps": {"kind": "ConfigMapList", "items": config_maps},
     }
-    for path, names in kinds.items():
+    for version, names in kinds.items():
+        path = f"/apis/{version}" if "/" in version else f"/api/{version}"
         resources = [
-            {"name": f"{name.lower()}s", "namespaced": "Role" not in name, "kind": name, "verbs": ["list"]}
-            for name in names
+            {"name": f"{one.lower()}s", "namespaced": "Role" not in one, "kind": one} for one in names
         ]
-        version = path.removeprefix("apis/").removeprefix("api/")
-        answers[path] = {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
+        answers[path] = {"groupVersion": version, "resources": resources}
 
-    def serve(server: RawServer, connection: socket.socket) -> None:
-        while server.read_head(connection):
-            path = urlsplit(server.requests[-1].split()[1]).path.strip("/")
-            body = json.dumps(answers.get(path, {})).encode()
-            head = f"HTTP/1.1 {200 if path in answers else 404} x\r\nContent-Type: application/json\r\n"
-            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    def answer(request: HttpRequest) -> Answer:
+        found = answers.get(request.path)
+        return json_answer(found or {}, 200 if found else 404)
 
-    with RawServer(serve) as server:
+    with closing(Server("cluster", answer)) as server:
         yield ["--kube-apiserver", server.url]
 
 

@@ -154,9 +154,8 @@ def test_evictions_are_asked_for_in_parallel_but_not_all_at_once(
     assert was_free == [True] * 6  # never a fourth one
 
 
-@contextmanager
-def ended(api: ApiServer, until: Callable[[], object]) -> Iterator[list[str]]:
-    """Run the drain as a process and end it as soon as something is so; yield its output, when it has ended."""
+def ended(api: ApiServer, until: Callable[[], object]) -> list[str]:
+    """Run the drain as a process and end it as soon as something is so; return its output."""
     process = subprocess.Popen(
         [*DRAIN, "drain", "--account", str(api.folder)],
         env=environment(variables_of(api)),
@@ -169,7 +168,7 @@ def ended(api: ApiServer, until: Callable[[], object]) -> Iterator[list[str]]:
         process.terminate()
         output = process.communicate(timeout=LIMIT_SECONDS)[0]
     assert process.returncode == 75
-    yield output.splitlines()
+    return output.splitlines()
 
 
 def test_a_drain_that_is_ended_says_what_each_budget_needs_and_leaves_the_node_cordoned(
@@ -179,16 +178,16 @@ def test_a_drain_that_is_ended_says_what_each_budget_needs_and_leaves_the_node_c
     api.add("slow", deletionTimestamp="2026-11-22T09:00:00Z")
     api.lingers = {"slow": 1_000_000}
     api.before[EVICT] = answers(*[DISRUPTION] * 100_000)
-    with ended(api, lambda: api.calls.count(EVICT) > 2) as output:
-        reason = f"429 {BUDGET} The disruption budget web needs 2 healthy pods and has 1 currently"
-        left = f"shop/slow: terminating; shop/web: {reason}"
-        text = f"ended before the node was drained; evictions were asked for: 1; {left}"
-        assert output == [f"drain: {text}"]
-        assert api.told == [
-            ("EvictionRefused", f"It is asked for again: shop/web: {reason}"),
-            ("NotDrained", f"Event {EVENT}: {text}"),
-        ]
-        assert (api.is_cordoned, mark_of(api)) == (True, "cordoned")
+    output = ended(api, lambda: api.calls.count(EVICT) > 2)
+    reason = f"429 {BUDGET} The disruption budget web needs 2 healthy pods and has 1 currently"
+    left = f"shop/slow: terminating; shop/web: {reason}"
+    text = f"ended before the node was drained; evictions were asked for: 1; {left}"
+    assert output == [f"drain: {text}"]
+    assert api.told == [
+        ("EvictionRefused", f"It is asked for again: shop/web: {reason}"),
+        ("NotDrained", f"Event {EVENT}: {text}"),
+    ]
+    assert (api.is_cordoned, mark_of(api)) == (True, "cordoned")
 
 
 def test_a_drain_that_is_ended_while_it_waits_for_answers_says_what_it_asked_for(api: ApiServer) -> None:
@@ -196,12 +195,12 @@ def test_a_drain_that_is_ended_while_it_waits_for_answers_says_what_it_asked_for
     for number in range(drain.AT_ONCE + 1):
         api.add(f"web-{number:02}")
     answered, api.before[EVICT] = hanging(drain.AT_ONCE + 1)
-    with ended(api, lambda: api.calls.count(EVICT) == drain.AT_ONCE) as output:
-        answered.set()
-        line = only(output)
-        assert f"evictions were asked for: {drain.AT_ONCE}; " in line
-        assert line.count("asked to leave, not answered yet") == drain.AT_ONCE
-        assert line.endswith(f"shop/web-{drain.AT_ONCE}: not asked to leave yet")
+    output = ended(api, lambda: api.calls.count(EVICT) == drain.AT_ONCE)
+    answered.set()
+    line = only(output)
+    assert f"evictions were asked for: {drain.AT_ONCE}; " in line
+    assert line.count("asked to leave, not answered yet") == drain.AT_ONCE
+    assert line.endswith(f"shop/web-{drain.AT_ONCE}: not asked to leave yet")
 
 
 def test_threads_do_not_hold_up_the_end_of_the_program() -> None:
@@ -213,9 +212,9 @@ def test_threads_do_not_hold_up_the_end_of_the_program() -> None:
 def test_a_drain_that_is_ended_before_it_asked_for_anything_says_that(api: ApiServer) -> None:
     api.add("web")
     api.before["nodes", "get"] = answers(*[NO_ANSWER] * 100_000)
-    with ended(api, lambda: api.calls.count(("nodes", "get")) > 2) as output:
-        assert output[-1] == "drain: ended before the node was drained; no eviction was asked for"
-        assert [reason for reason, _ in api.told] == ["NotDrained"]
+    output = ended(api, lambda: api.calls.count(("nodes", "get")) > 2)
+    assert output[-1] == "drain: ended before the node was drained; no eviction was asked for"
+    assert [reason for reason, _ in api.told] == ["NotDrained"]
 
 
 @pytest.mark.parametrize("other", [False, True])

@@ -7,13 +7,14 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from ssl import SSLContext
 from typing import Any, Self
-from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
+from bridge.lab import httpd
+from bridge.lab.httpd import HttpRequest, Server, json_answer
 from tests.support.only import only
 from tests.support.paths import ROOT
 from tests.support.tls import Authority
@@ -74,27 +75,20 @@ class ApiServer:
         authority = Authority(folder)
         (folder / "ca.crt").write_bytes(authority.file.read_bytes())
         self.change_token("token-1")
-        handler = type("Handler", (_Handler,), {"api": self})
-        self._server = _Server(("127.0.0.1", 0), handler)
-        self._server.socket = authority.server().wrap_socket(self._server.socket, server_side=True)
+        self._server = _Server(authority.server(), self._handle)
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
     @property
     def environment(self) -> dict[str, str]:
         """What the kubelet, and drain.yaml, set in a container."""
         port = str(self._server.server_address[1])
-        return {
-            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-            "KUBERNETES_SERVICE_PORT": port,
-            "NODE_NAME": NODE,
-        }
+        address = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+        return {**address, "NODE_NAME": NODE}
 
     def change_token(self, token: str) -> None:
         """Replace the token, in the file too."""
@@ -124,13 +118,16 @@ class ApiServer:
         self.node["spec"] |= spec
         self.node["metadata"]["resourceVersion"] += "0"
 
-    def answer(self, method: str, target: str, authorization: str, body: bytes, kind: str) -> Answer:
+    def _handle(self, request: HttpRequest) -> httpd.Answer:
         """Answer a request as the API server does."""
-        parts = urlsplit(target)
-        if authorization != f"Bearer {self.token}":
+        code, content = self._answer(request)
+        return json_answer(content, code) if code else httpd.Answer(drop=True)
+
+    def _answer(self, request: HttpRequest) -> Answer:
+        if request.headers["authorization"] != f"Bearer {self.token}":
             return status(401, "Unauthorized")
-        for (expected, pattern), (resource, verb) in _PATHS.items():
-            if (found := re.fullmatch(pattern, parts.path)) and method == expected:
+        for (method, pattern), (resource, verb) in _PATHS.items():
+            if (found := re.fullmatch(pattern, request.path)) and request.method == method:
                 self.calls.append((resource, verb))
                 if (resource, verb) not in self.rights:
                     user = "system:serviceaccount:imds-bridge:imds-bridge-drain"
@@ -142,38 +139,37 @@ class ApiServer:
                 if step and (given := step()):
                     return given
                 handle = getattr(self, f"_{verb}_{resource.replace('/', '_')}")
-                name, query = found.groupdict().get("name"), parse_qs(parts.query)
-                answer: Answer = handle(name=name, body=body, kind=kind, query=query)
+                answer: Answer = handle(request, **found.groupdict())
                 return answer
-        raise AssertionError(f"{method} {target} is no call of the API")
+        raise AssertionError(f"{request.method} {request.path} is no call of the API")
 
-    def _get_nodes(self, *, name: str, **_: Any) -> Answer:
+    def _get_nodes(self, _: HttpRequest, name: str) -> Answer:
         return (200, self.node) if name == NODE else status(404, f'nodes "{name}" not found')
 
-    def _patch_nodes(self, *, body: bytes, kind: str, **_: Any) -> Answer:
-        assert kind == "application/merge-patch+json"
-        patch = json.loads(body)
+    def _patch_nodes(self, request: HttpRequest, **_: str) -> Answer:
+        assert request.headers["content-type"] == "application/merge-patch+json"
+        patch = request.json()
         if patch["metadata"].pop("resourceVersion") != self.node["metadata"]["resourceVersion"]:
             self.conflicts += 1
             return status(
                 409, "the object has been modified; please apply your changes to the latest version"
             )
         before = json.dumps(self.node)
-        _merge(self.node, patch)
+        merge(self.node, patch)
         if json.dumps(self.node) != before:  # else the version stays
             self.touch_node()
         return 200, self.node
 
-    def _list_pods(self, *, query: dict[str, list[str]], **_: Any) -> Answer:
-        assert query == {"fieldSelector": [f"spec.nodeName={NODE}"]}
+    def _list_pods(self, request: HttpRequest) -> Answer:
+        assert request.parameters == {"fieldSelector": [f"spec.nodeName={NODE}"]}
         for name in [name for name, pod in self.pods.items() if "deletionTimestamp" in pod["metadata"]]:
             self.lingers[name] = self.lingers.get(name, 0) - 1
             if self.lingers[name] < 0:
                 del self.pods[name]
         return 200, {"items": [pod for pod in self.pods.values() if pod["spec"]["nodeName"] == NODE]}
 
-    def _create_pods_eviction(self, *, name: str, body: bytes, **_: Any) -> Answer:
-        eviction = json.loads(body)
+    def _create_pods_eviction(self, request: HttpRequest, name: str) -> Answer:
+        eviction = request.json()
         assert (eviction["apiVersion"], eviction["kind"]) == ("policy/v1", "Eviction")
         assert eviction["metadata"] == {"name": name, "namespace": "shop"}
         self.evictions.append(name)
@@ -181,8 +177,8 @@ class ApiServer:
             return self.refusals[name].pop(0)
         return self._end(name, eviction["deleteOptions"])
 
-    def _delete_pods(self, *, name: str, body: bytes, **_: Any) -> Answer:
-        options = json.loads(body)
+    def _delete_pods(self, request: HttpRequest, name: str) -> Answer:
+        options = request.json()
         assert (options["apiVersion"], options["kind"]) == ("v1", "DeleteOptions")
         self.deletions.append(name)
         return self._end(name, options)
@@ -197,14 +193,11 @@ class ApiServer:
         meta["deletionTimestamp"] = "2026-11-22T10:00:00Z"
         return 201, {"kind": "Status", "status": "Success"}
 
-    def _create_events(self, *, body: bytes, **_: Any) -> Answer:
-        event = json.loads(body)
-        assert (event["apiVersion"], event["kind"], event["metadata"]["namespace"]) == (
-            "v1",
-            "Event",
-            "default",
-        )
-        assert event["metadata"]["generateName"]
+    def _create_events(self, request: HttpRequest) -> Answer:
+        event = request.json()
+        meta = event["metadata"]
+        assert (event["apiVersion"], event["kind"], meta["namespace"]) == ("v1", "Event", "default")
+        assert meta["generateName"]
         # What `kubectl describe node` asks for: the node's uid or, as the kubelet has it, its name in that place.
         uid = event["involvedObject"].pop("uid")
         assert uid in (self.node["metadata"]["uid"], NODE)
@@ -221,42 +214,28 @@ class ApiServer:
         return [(event["reason"], event["message"]) for event in self.events]
 
 
-def _merge(target: Json, patch: Json) -> None:
+def merge(target: Json, patch: Json) -> None:
     """Apply a JSON merge patch (RFC 7396)."""
     for name, value in patch.items():
         if isinstance(value, dict):
-            _merge(target.setdefault(name, {}), value)
+            merge(target.setdefault(name, {}), value)
         elif value is None:
             target.pop(name, None)
         else:
             target[name] = value
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Server(Server):
+    """An HTTP server with TLS."""
+
+    def __init__(self, context: SSLContext, handle: Callable[[HttpRequest], httpd.Answer]) -> None:
+        self._context = context
+        super().__init__("kubernetes", handle)
+
+    def server_activate(self) -> None:
+        super().server_activate()
+        self.socket = self._context.wrap_socket(self.socket, server_side=True)
 
     def handle_error(self, *given: Any) -> None:
         if not isinstance(sys.exception(), OSError):  # the drain was ended while it waited for an answer
             super().handle_error(*given)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    api: ApiServer
-
-    def do_GET(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        head = self.headers.get("Authorization", ""), body, self.headers.get("Content-Type", "")
-        code, content = self.api.answer(self.command, self.path, *head)
-        self.close_connection = not code
-        if code:
-            sent = json.dumps(content).encode()
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
-
-    do_PATCH = do_POST = do_DELETE = do_GET  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        """Write nothing."""
