@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
-from contextlib import closing
 
 import pytest
 
-from infra.consumers.audit.audit import Audit
-from tests.support.audit import Json, recording, run_audit
+from tests.support.audit import Json, missing, recording, run_audit
 from tests.support.only import only
 
 
@@ -18,20 +15,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
     return recording(tmp_path_factory.mktemp("recorded") / "state")
 
 
-def found_in(lines: list[Json]) -> list[Json]:
-    """Return what the audit of some events finds missing."""
-    with closing(Audit()) as audit:
-        for number, line in enumerate(lines):
-            audit.add(json.dumps(line).encode(), f"event {number}")
-        found: list[Json] = audit.missing(None, [], [])
-        return found
-
-
 def test_each_event_that_is_removed_is_found_alone(recorded: list[Json]) -> None:
     assert len(recorded) > 40
-    assert found_in(recorded) == []
+    assert missing(recorded) == []
     for place, gone in enumerate(recorded):
-        found = found_in([*recorded[:place], *recorded[place + 1 :]])
+        found = missing([*recorded[:place], *recorded[place + 1 :]])
         if place == len(recorded) - 1:  # the last Stopping, which no heartbeat follows
             assert found == []
         elif "reporterseq" in gone:
@@ -47,11 +35,11 @@ def test_each_run_that_is_removed_is_found_as_far_as_a_later_one_names_it(record
     epochs = list(dict.fromkeys(one["reporterepoch"] for one in recorded if "reporterepoch" in one))
     for epoch in epochs[:-1]:
         own = [one for one in recorded if one.get("reporterepoch") == epoch]
-        found = found_in([one for one in recorded if one not in own])
+        found = missing([one for one in recorded if one not in own])
         runs = [(one["kind"], one["epoch"], one["last"]) for one in found if one["kind"] != "event"]
         assert runs == [("run", epoch, len(own))]
     rest = [one for one in recorded if one.get("reporterepoch") != epochs[-1]]
-    assert [one["kind"] for one in found_in(rest)] == []
+    assert [one["kind"] for one in missing(rest)] == []
 
 
 def test_order_and_duplicates_change_nothing(recorded: list[Json]) -> None:
@@ -59,7 +47,7 @@ def test_order_and_duplicates_change_nothing(recorded: list[Json]) -> None:
     for _ in range(20):
         shuffled = [*recorded, *rng.sample(recorded, 9)]
         rng.shuffle(shuffled)
-        assert found_in(shuffled) == []
+        assert missing(shuffled) == []
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 from random import Random
 
 import duckdb
 import pytest
 
-from infra.consumers.audit.audit import Audit, read_file, seconds
-from tests.support.audit import HOUR, START, Json, fleet, iso, recording, tampered, write
+from infra.consumers.audit.audit import seconds
+from tests.support.audit import HOUR, START, Json, fleet, iso, missing, recording, tampered, write
 from tests.support.consumers import CONSUMERS
 
 TRIALS = int(os.environ.get("TEST_AUDIT_TRIALS", "30"))
@@ -35,14 +34,11 @@ def by_sql(file: Path, checked_at: str | None = None) -> Items:
     return {(kind, name, "" if kind == "event" else epoch) for kind, name, _, epoch in rows}
 
 
-def by_script(file: Path, checked_at: str | None = None) -> Items:
+def by_script(events: Iterable[Json], checked_at: str | None = None) -> Items:
     """Return what audit.py finds."""
-    with closing(Audit()) as audit:
-        read_file(audit, file)
-        found = audit.missing(seconds(checked_at) if checked_at else None, [], [])
     return {
         (one["kind"], one.get("id") or one["source"].lower(), "" if one["kind"] == "event" else one["epoch"])
-        for one in found
+        for one in missing(events, checked_at)
     }
 
 
@@ -52,7 +48,7 @@ def test_the_sql_finds_what_the_script_finds(tmp_path: Path, trial: int) -> None
     events = tampered(rng, fleet() if trial % 4 else recording(tmp_path / "recording"))
     file = write(tmp_path / "events.jsonl", events)
     for checked_at in (None, iso(START + rng.randrange(100) * HOUR)):
-        assert by_sql(file, checked_at) == by_script(file, checked_at), f"TEST_AUDIT_SEED={SEED}"
+        assert by_sql(file, checked_at) == by_script(events, checked_at), f"TEST_AUDIT_SEED={SEED}"
 
 
 def test_what_is_tampered_with_is_found_at_all(tmp_path: Path) -> None:
@@ -89,8 +85,7 @@ def malformed() -> Iterable[tuple[str, Json]]:
 
 @pytest.mark.parametrize(("name", "event"), [*malformed()])
 def test_a_malformed_event_is_unreadable_for_both(tmp_path: Path, name: str, event: Json) -> None:
-    file = write(tmp_path / "events.jsonl", [*fleet(), event])
-    with closing(Audit()) as audit:
-        read_file(audit, file)
-        assert "unreadable" in {one["kind"] for one in audit.missing(None, [], [])}
-    assert "unreadable" in {kind for kind, _, _ in by_sql(file)}, (name, json.dumps(event))
+    events = [*fleet(), event]
+    assert "unreadable" in {one["kind"] for one in missing(events)}
+    found = by_sql(write(tmp_path / "events.jsonl", events))
+    assert "unreadable" in {kind for kind, _, _ in found}, (name, json.dumps(event))

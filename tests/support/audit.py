@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, closing, redirect_stderr, redirect_stdout
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from io import StringIO
@@ -18,7 +18,7 @@ from uuid import UUID
 from warnings import catch_warnings, simplefilter
 
 from bridge.service.bridge_events import BridgeEvents
-from infra.consumers.audit.audit import main
+from infra.consumers.audit.audit import Audit, main, seconds
 from tests.support.clock import MovedClock
 from tests.support.forward import Station
 from tests.support.imds import ScriptedImds
@@ -153,6 +153,15 @@ def audit(folder: Path, events: Iterable[Json], *arguments: str | Path) -> Verdi
     done = run_audit("--file", write(folder / "events.jsonl", events), "--json", *arguments)
     assert done.err == "", done.err
     return Verdict(code=done.code, report=json.loads(done.out))
+
+
+def missing(events: Iterable[Json], checked_at: str | None = None) -> list[Json]:
+    """Return what the audit of some events finds missing."""
+    with closing(Audit()) as audit:
+        for number, event in enumerate(events):
+            audit.add(json.dumps(event).encode(), f"event {number}")
+        found: list[Json] = audit.missing(seconds(checked_at) if checked_at else None, [], [])
+        return found
 
 
 def recording(folder: Path) -> list[Json]:
