@@ -98,6 +98,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "union": lambda *lists: list(dict.fromkeys(_flat(*lists))),
 }
 _OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "not": operator.not_,
     "and": lambda *given: all(given),
     "or": lambda *given: any(given),
     "multiply": lambda *given: prod(given),
@@ -115,7 +116,9 @@ def parser() -> BicepParser:
 
 @cache
 def tree(file: str) -> dict[str, Any]:
-    return dict(parser().parse(text=(FOLDER / file).read_text()))
+    """Return a file as pycep reads it, with the parentheses that it needs to see what belongs together."""
+    text = re.sub(r"(!empty\(\w+\)) &&", r"(\1) &&", (FOLDER / file).read_text())
+    return dict(parser().parse(text=re.sub(r"(\w+ == '\w+') \?", r"(\1) ?", text)))
 
 
 def _parsed(expression: str) -> Any:
@@ -165,15 +168,6 @@ def _operate(node: dict[str, Any], names: Mapping[str, Any]) -> Any:
         case "conditional":
             holds = evaluate(given["condition"], names)
             return evaluate(given["true_value" if holds else "false_value"], names)
-        case "not":
-            inner = given["bool_value"]
-            if isinstance(inner, dict) and inner.get("operator", {}).get("type") in ("and", "or"):
-                # pycep reads !a && b as !(a && b), which the templates do not have.
-                first, second = inner["operator"]["operands"].values()
-                negated = {"operator": {"type": "not", "operands": {"bool_value": first}}}
-                joined = {"type": inner["operator"]["type"], "operands": {"1": negated, "2": second}}
-                return _operate({"operator": joined}, names)
-            return not evaluate(inner, names)
         case "property_accessor" | "index_accessor":
             first, rest = given.values()
             symbol = names.get(f"@{first}") if isinstance(first, str) else None
