@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from azure.servicebus import ServiceBusReceiver
@@ -42,31 +44,28 @@ def bus(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceBusLab]:
 
 
 class Subscription:
-    """A subscription in memory: each receiver gets one message after the other."""
+    """A subscription in memory, of which receivers get a message each, and complete what the archive has."""
 
-    def __init__(self, archive: Path, bodies: list[bytes]) -> None:
+    def __init__(self, archive: Path, bodies: list[bytes], on_complete: Callable[[bytes], object]) -> None:
         self.archive, self.waiting = archive, [SimpleNamespace(body=[one]) for one in bodies]
-        self.lock = threading.Lock()
+        self.lock, self.on_complete = threading.Lock(), on_complete
         self.completed: list[bytes] = []
-        self.unsafe: list[bytes] = []
-
-    def receiver(self) -> Subscription:
-        return self
-
-    def __enter__(self) -> Subscription:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def receive_messages(self, _: int, *, max_wait_time: float) -> list[SimpleNamespace]:  # noqa: ARG002
         with self.lock:
             return [self.waiting.pop()] if self.waiting else []
 
     def complete_message(self, one: SimpleNamespace) -> None:
-        if one.body[0] + b"\n" not in self.archive.read_bytes():
-            self.unsafe.append(one.body[0])
+        assert one.body[0] + b"\n" in self.archive.read_bytes()
         self.completed.append(one.body[0])
+        self.on_complete(one.body[0])
+
+
+def completed(folder: Path, bodies: list[bytes], on_complete: Callable[[bytes], object]) -> list[bytes]:
+    """Move messages to an archive; return those that were completed."""
+    subscription = Subscription(folder / "archive.jsonl", bodies, on_complete)
+    consume(lambda: nullcontext(subscription), subscription.archive)
+    return subscription.completed
 
 
 def send(bus: ServiceBusLab, events: list[Json]) -> None:
@@ -83,17 +82,9 @@ def audited(*arguments: str | Path) -> Json:
 
 def test_messages_are_completed_at_the_same_time_each_once_the_archive_has_it(tmp_path: Path) -> None:
     together = threading.Barrier(RECEIVERS)
-
-    class Slow(Subscription):
-        def complete_message(self, one: SimpleNamespace) -> None:
-            together.wait(LIMIT_SECONDS)
-            super().complete_message(one)
-
-    archive = tmp_path / "archive.jsonl"
-    subscription = Slow(archive, [b'{"n": %d}' % number for number in range(RECEIVERS)])
-    consume(subscription.receiver, archive)
-    assert len(subscription.completed) == len(archive.read_bytes().splitlines()) == RECEIVERS
-    assert subscription.unsafe == []
+    bodies = [b'{"n": %d}' % number for number in range(RECEIVERS)]
+    found = completed(tmp_path, bodies, lambda _: together.wait(LIMIT_SECONDS))
+    assert len(found) == len((tmp_path / "archive.jsonl").read_bytes().splitlines()) == RECEIVERS
 
 
 def test_a_message_is_completed_once_its_line_is_synced_to_the_disk(
@@ -102,34 +93,20 @@ def test_a_message_is_completed_once_its_line_is_synced_to_the_disk(
     archive, synced = tmp_path / "archive.jsonl", [b""]
     monkeypatch.setattr(os, "fsync", lambda _: synced.append(archive.read_bytes()))
 
-    class Careful(Subscription):
-        def complete_message(self, one: SimpleNamespace) -> None:
-            assert one.body[0] in synced[-1]
-            super().complete_message(one)
+    def check(body: bytes) -> None:
+        assert body in synced[-1]
 
-    subscription = Careful(archive, [b"1", b"2", b"3"])
-    consume(subscription.receiver, archive)
-    assert len(subscription.completed) == 3
+    assert len(completed(tmp_path, [b"1", b"2", b"3"], check)) == 3
 
 
 def test_a_lost_lock_ends_nothing(tmp_path: Path) -> None:
-    class Lost(Subscription):
-        def complete_message(self, one: SimpleNamespace) -> None:
-            super().complete_message(one)
-            raise MessageLockLostError
-
-    subscription = Lost(tmp_path / "archive.jsonl", [b"1", b"2", b"3"])
-    consume(subscription.receiver, subscription.archive)
-    assert len(subscription.completed) == 3
+    lose = Mock(side_effect=MessageLockLostError)
+    assert len(completed(tmp_path, [b"1", b"2", b"3"], lose)) == 3
 
 
 def test_an_error_of_one_receiver_is_the_audits(tmp_path: Path) -> None:
-    class Broken(Subscription):
-        def complete_message(self, one: SimpleNamespace) -> None:
-            raise OSError(f"cannot complete {one}")
-
     with pytest.raises(OSError, match="cannot complete"):
-        consume(Broken(tmp_path / "archive.jsonl", [b"1"]).receiver, tmp_path / "archive.jsonl")
+        completed(tmp_path, [b"1"], Mock(side_effect=OSError("cannot complete")))
 
 
 @pytest.mark.parametrize("size", [-1, -200])
