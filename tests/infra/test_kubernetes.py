@@ -259,19 +259,17 @@ def test_values_of_the_chart_set_the_image_the_configuration_and_parts_of_manife
 
 
 def test_values_change_each_pod_and_keep_what_the_manifest_has() -> None:
-    certificates = {"name": "certificates", "configMap": {"name": "our-authority"}}
-    toleration = {"key": "pool", "operator": "Exists"}
-    affinity: dict[str, Any] = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    limits = {"limits": {"memory": "256Mi"}, "requests": {"cpu": "50m"}}
     values = everything(
-        resources={"limits": {"memory": "256Mi"}, "requests": {"cpu": "50m"}},
+        resources=limits,
         env=[{"name": "SSL_CERT_FILE", "value": "/etc/our/ca.pem"}],
-        volumes=[certificates],
+        volumes=[{"name": "certificates", "configMap": {"name": "our-authority"}}],
         volumeMounts=[{"name": "certificates", "mountPath": "/etc/our", "readOnly": True}],
         extraArgs=["--config", "/etc/our/config.toml"],
         existingConfigMap="our-config",
         existingSecret="our-secret",
-        tolerations=[toleration],
-        affinity=affinity,
+        tolerations=[{"key": "pool", "operator": "Exists"}],
+        affinity={"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
         priorityClassName="our-class",
         podAnnotations={"note": "a"},
         podLabels={"azure.workload.identity/use": "true"},
@@ -296,37 +294,32 @@ def test_values_change_each_pod_and_keep_what_the_manifest_has() -> None:
     assert got["ServiceAccount our-account"]["metadata"]["annotations"]
     binding = got["ClusterRoleBinding imds-bridge-web-events-drain"]
     assert [one["name"] for one in binding["subjects"]] == ["our-account"]
-    for role in values:
-        one = workload(got, role, "web-events")
-        spec, before = one["template"]["spec"], documents(f"{role}.yaml")[-1]["spec"]["template"]["spec"]
-        if "dryRun" in values[role]:
-            assert one["updateStrategy"] == {"type": "OnDelete"}
-        labels = one["template"]["metadata"]["labels"]
-        assert {"team": "a", "azure.workload.identity/use": "true"}.items() <= labels.items()
-        assert "team" not in one["selector"]["matchLabels"]  # which no upgrade can change
-        assert one["template"]["metadata"]["annotations"] == {"note": "a"}
-        assert (spec["serviceAccountName"], spec["priorityClassName"]) == ("our-account", "our-class")
-        assert (spec["imagePullSecrets"], spec["tolerations"]) == ([{"name": "registry"}], [toleration])
-        assert spec["affinity"] == {**before.get("affinity", {}), **affinity}
-        assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", **values[role].get("nodeSelector", {})}
-        sources = {each["name"]: each for each in spec["volumes"]}
-        assert sources["config"]["configMap"]["name"] == "our-config"
-        assert sources["secrets"]["secret"]["secretName"] == "our-secret"
-        assert spec["volumes"][len(before["volumes"]) :] == [certificates]
-        limits = {"limits": {"memory": "256Mi"}, "requests": {"cpu": "50m", "memory": "96Mi"}}
-        set_ = {"image": f"registry.example.org/imds-bridge@sha256:{'0' * 64}", "imagePullPolicy": "Always"}
-        for each, plain in zip(spec.get("initContainers", ()), before.get("initContainers", ()), strict=True):
-            assert each == {**plain, **set_, "resources": limits}
-        for each, plain in zip(spec["containers"], before["containers"], strict=True):
-            dry = ["--dry-run"] if each["name"] == "listen" else []
-            assert each == {
-                **plain,
-                **set_,
-                "resources": limits,
-                "volumeMounts": [*plain["volumeMounts"], *values[role]["volumeMounts"]],
-                "env": [*plain.get("env", []), *values[role]["env"]],
-                "args": [*plain["args"], *dry, "--config", "/etc/our/config.toml"],
-            }
+    labels = {"app.kubernetes.io/instance": "web"}
+    more_labels = {"team": "a", "azure.workload.identity/use": "true"}
+    image = {"image": f"registry.example.org/imds-bridge@sha256:{'0' * 64}", "imagePullPolicy": "Always"}
+    for role, given in values.items():
+        expected = documents(f"{role}.yaml")[-1]["spec"]
+        pod = {"imagePullSecrets": [{"name": "registry"}], "serviceAccountName": "our-account"}
+        pod |= {name: given[name] for name in ("affinity", "priorityClassName", "tolerations")}
+        pod |= {"nodeSelector": given.get("nodeSelector", {})}
+        about = {"labels": {**labels, **more_labels}, "annotations": {"note": "a"}}
+        # no other labels in the selector, which no upgrade can change
+        merge(expected, {"selector": {"matchLabels": labels}, "template": {"metadata": about, "spec": pod}})
+        expected["updateStrategy"] = given.get("updateStrategy", expected.get("updateStrategy"))
+        spec = expected["template"]["spec"]
+        sources = {"configMap": {"name": "our-config"}, "secret": {"secretName": "our-secret"}}
+        sources["persistentVolumeClaim"] = {"claimName": f"web-events-{role}"}
+        for volume in spec["volumes"]:
+            merge(volume, {kind: name for kind, name in sources.items() if kind in volume})
+        spec["volumes"] += given["volumes"]
+        for each in (*spec.get("initContainers", ()), *spec["containers"]):
+            merge(each, {**image, "resources": limits})
+        for each in spec["containers"]:
+            each["volumeMounts"] += given["volumeMounts"]
+            each["env"] = [*each.get("env", []), *given["env"]]
+            each["args"] += ["--dry-run"] if each["name"] == "listen" else []
+            each["args"] += given["extraArgs"]
+        assert {"updateStrategy": None, **workload(got, role, "web-events")} == expected
     assert_valid(got.values())
 
 
