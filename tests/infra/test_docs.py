@@ -25,6 +25,7 @@ from tests.support.pages import (
     commands,
     configurations,
     prose,
+    section,
     shell_lines,
     with_secrets,
 )
@@ -33,6 +34,7 @@ from tests.support.process import completed, toml
 from tests.support.programs import tool
 
 EVERY = [block for page in PAGES for block in blocks(page)]
+RUNBOOK = "docs/operations.md"
 LANGUAGES = {"toml", "json", "sh", "console", "text", "mermaid"}
 # Read by tests of their own, or by none.
 OTHER_LANGUAGES = {"python", "javascript", "go", "csharp", "sql", "kusto", "ini", "yaml", "powershell"}
@@ -74,20 +76,14 @@ def test_the_readme_shows_the_columns_that_the_command_prints() -> None:
 
 
 def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
-    figures = (
-        (ROOT / "README.md").read_text(encoding="utf-8").partition("## Figures")[2].partition("\n## ")[0]
-    )
-    numbers = re.findall(r"\d[\d.,]*\d", figures.partition("\n| --- ")[2])
+    numbers = re.findall(r"\d[\d.,]*\d", section("README.md", "Figures").partition("\n| --- ")[2])
     assert len(numbers) > 8
-    measured = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    assert [
-        number for number in numbers if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d,])", measured)
-    ] == []
+    measured = re.findall(r"\d[\d.,]*\d", (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8"))
+    assert {*numbers} <= {*measured}
 
 
 def test_the_readme_lists_every_type_that_is_published() -> None:
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What is published")[2]
-    listed = re.findall(r"`([a-z]+\.[a-z]+\.v1)`", section.partition("\n## ")[0])
+    listed = re.findall(r"`([a-z]+\.[a-z]+\.v1)`", section("README.md", "What is published"))
     published = set(EVENT_TYPES) - {"io.imdsbridge.command.approve.v1"}
     assert {f"io.imdsbridge.{name}" for name in listed} == published
 
@@ -122,13 +118,51 @@ def test_every_sentence_about_what_was_not_tried_on_azure_leads_to_the_trial() -
     assert [one for one in found if "azure-trial" not in one[1]] == []
 
 
+def test_each_state_of_a_process_has_a_row() -> None:
+    rows = section(RUNBOOK, "States of a process")
+    code = (ROOT / "bridge/service/status.py").read_text(encoding="utf-8")
+    capitals = set(re.findall(r"[A-Z]{3,}(?: [A-Z]{3,})+", code.partition("def headline")[0]))
+    header = {"LAST SUCCESS", "NEXT RETRY", "LAST ERROR", "AUTO RULES"}
+    assert {"NOT RESPONDING", "NOT RECEIVING", "STATE STORE UNAVAILABLE"} <= capitals
+    assert {text for text in capitals - header if text not in rows} == set()
+    for reason in ("has never run", "cannot write there", "may not read it", "it cannot be read"):
+        assert reason in code
+        assert reason in rows
+
+
+def test_each_state_of_a_sink_has_a_row() -> None:
+    health = (ROOT / "bridge/service/dispatcher.py").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z]+)`", section(RUNBOOK, "States of a sink"), re.MULTILINE)
+    for state in rows:
+        assert f'"{state}"' in health, state
+    assert {*re.findall(r'state = "([a-z]+)"', health)} - {"ok"} <= {*rows}
+
+
+def test_the_queries_look_for_texts_that_are_logged() -> None:
+    queries = "".join(block.text for block in blocks(ROOT / RUNBOOK) if block.language == "kusto")
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "bridge").rglob("*.py"))
+    texts = re.findall(r'message (?:has|contains|startswith|==|!=) "(.+?)"', queries)
+    assert len(texts) > 10
+    assert [text for text in texts if text not in code] == []
+
+
+def test_the_pages_say_after_how_many_seconds_systemd_starts_a_unit_again() -> None:
+    units = "".join(path.read_text() for path in (ROOT / "infra/systemd").glob("*.service"))
+    seconds = only(set(re.findall(r"^RestartSec=(\d+)$", units, re.MULTILINE)))
+    assert re.findall(
+        r"systemd starts it again after (\d+) s", (ROOT / RUNBOOK).read_text(encoding="utf-8")
+    ) == [seconds]
+    page = (ROOT / "infra/systemd/README.md").read_text(encoding="utf-8")
+    assert re.findall(r"\*\*Restart\*\*: always, after (\d+) seconds", page) == [seconds]
+
+
 def test_every_dependency_has_a_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
     groups += project["dependency-groups"].values()
     named = {re.split(r"[^\w-]", one)[0] for group in groups for one in group if isinstance(one, str)}
-    list_ = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("## Dependencies")[2]
-    assert sorted(name for name in named if not re.search(rf"[| ]{name}[ ,]", list_)) == []
+    reasons = section("docs/architecture.md", "Dependencies")
+    assert sorted(name for name in named if not re.search(rf"[| ]{name}[ ,]", reasons)) == []
 
 
 def test_every_block_is_fenced_and_of_a_language_that_is_known() -> None:

@@ -49,6 +49,12 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(name=name, language=match[1], text=match[2])
 
 
+def section(page: str, title: str) -> str:
+    """Return what is below a heading of a page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
 def prose(page: Path) -> str:
     """Return a page without its fenced blocks."""
     return re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"))
