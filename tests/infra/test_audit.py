@@ -1,12 +1,16 @@
-"""The audit on a recorded story, and its exit codes."""
+"""The audit on a recorded story, on values that nobody should send, and its exit codes."""
 
 from __future__ import annotations
 
+import copy
+import json
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.audit import Json, missing, recording, run_audit
+from tests.support.audit import Json, Process, audit, missing, recording, run_audit, write
 from tests.support.only import only
 
 
@@ -60,3 +64,62 @@ def test_order_and_duplicates_change_nothing(recorded: list[Json]) -> None:
 def test_an_error_is_reported_with_its_exit_code(arguments: list[str], code: int, expected: str) -> None:
     done = run_audit(*arguments)
     assert (done.code, expected in done.err) == (code, True), done
+
+
+# --- values that nobody should send ---
+
+VALUES = [None, True, -1, 1.5, 10**30, "", "x", "1e3", "12 ", "\ud800", [], [1], [None], {}, {"a": 1}]
+
+
+def history() -> list[Json]:
+    """Return a run that follows another, with one event of each kind that the audit reads."""
+    process = Process().start()
+    process.change()
+    process.lose(0)
+    process._own("imds.recovered", BlindFrom=None, BlindTo="2026-11-20T12:16:00.500Z")
+    return process.stop().start().hours(1).stop().events
+
+
+@pytest.mark.parametrize("number", [None, "17", -1, 1.5, True])
+def test_a_start_whose_number_of_the_run_before_is_none_cannot_be_read(tmp_path: Path, number: Any) -> None:
+    events = history()
+    second = only(one for one in events if one["data"].get("PreviousEpoch"))
+    second["data"]["PreviousLastReporterSeq"] = number
+    verdict = audit(tmp_path, events)
+    assert verdict.code == 3
+    assert "PreviousLastReporterSeq" in verdict.of("unreadable")[0]["what"]
+
+
+@pytest.mark.parametrize(
+    "at", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "yesterday", 5, None]
+)
+def test_a_time_that_is_none_cannot_be_read(tmp_path: Path, at: Any) -> None:
+    events = history()
+    events[-1]["time"] = at
+    verdict = audit(tmp_path, events)
+    assert (verdict.code, verdict.kinds[0]) == (3, "unreadable")
+
+
+def test_no_value_of_any_property_ends_the_audit(tmp_path: Path) -> None:
+    events = history()
+    changed: list[Json] = []
+    for event in events:
+        places = [(name,) for name in event] + [("data", name) for name in event["data"]]
+        for place in places:
+            for value in VALUES:
+                one = copy.deepcopy(event)
+                (one["data"] if place[1:] else one)[place[-1]] = value
+                changed.append(one)
+    assert audit(tmp_path, [*events, *changed], "--state", tmp_path / "state").code == 3
+
+
+@pytest.mark.parametrize("line", ["x", "[]", "1", '"a"', "null", "{}", "[" * 100_000, '{"type": 1}', "\x00"])
+def test_a_line_that_is_no_event_cannot_be_read_and_can_be_accepted(tmp_path: Path, line: str) -> None:
+    file = write(tmp_path / "events.jsonl", history())
+    file.write_text(line + "\n" + file.read_text())
+    done = run_audit("--file", file, "--json")
+    assert (done.code, done.err) == (3, "")
+    found = only(json.loads(done.out)["missing"])
+    assert found["kind"] == "unreadable"
+    assert "byte 0 of" in found["what"]
+    assert run_audit("--file", file, "--accept", found["id"]).code == 0
