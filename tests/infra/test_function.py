@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -63,11 +63,8 @@ def service(tmp_path: Path) -> Iterator[TableServiceClient]:
 @pytest.fixture
 def app(service: TableServiceClient, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Load the app as the worker does, with this table."""
-    spec = spec_from_file_location("function_app", HOME / "function_app.py")
-    assert spec
-    assert spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(HOME)
+    module = import_module("function_app")
     table = module.AuditTable(service)
     monkeypatch.setattr(module, "audit_table", lambda: table)
     return module

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 import threading
 import tomllib
@@ -17,14 +16,14 @@ import pytest
 
 from bridge.runtime.time import iso_utc
 from infra.kubernetes import drain
-from tests.support.consumers import SHORT_SLEEPS
+from tests.support.consumers import SHORT_SLEEPS, Script
 from tests.support.imds_lab import ImdsLab
 from tests.support.kubernetes import BUDGET, KUBERNETES, NO_ANSWER, Answer, ApiServer, rights, status
 from tests.support.only import only
-from tests.support.process import LIMIT_SECONDS, Forward, closed_port, environment, wait_until
+from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.tls import Authority
 
-DRAIN = [sys.executable, "-c", SHORT_SLEEPS, str(KUBERNETES / "drain.py")]
+PROGRAM = KUBERNETES / "drain.py"
 EVENT = "4CAEA225-A741-474D-A72E-428C86FCD853"
 BEFORE = {f"drain.imdsbridge.io/{name}": "of the version before" for name in (EVENT, "602D9444")}
 # Of others than the API server, which may change their mind.
@@ -156,19 +155,11 @@ def test_evictions_are_asked_for_in_parallel_but_not_all_at_once(
 
 def ended(api: ApiServer, until: Callable[[], object]) -> list[str]:
     """Run the drain as a process and end it as soon as something is so; return its output."""
-    process = subprocess.Popen(
-        [*DRAIN, "drain", "--account", str(api.folder)],
-        env=environment(variables_of(api)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    with process:
-        wait_until(until)
-        process.terminate()
-        output = process.communicate(timeout=LIMIT_SECONDS)[0]
-    assert process.returncode == 75
-    return output.splitlines()
+    arguments = ["drain", "--account", str(api.folder)]
+    with Script(api.folder / "run", str(PROGRAM), arguments, env=variables_of(api)) as script:
+        wait_until(until, describe=lambda: script)
+        assert script.stop() == 75
+    return script.output.read_text().splitlines()
 
 
 def test_a_drain_that_is_ended_says_what_each_budget_needs_and_leaves_the_node_cordoned(
@@ -398,38 +389,32 @@ def test_who_cordons_the_node_at_the_same_time_keeps_it_cordoned(api: ApiServer,
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "variables"),
     [
-        "Connection refused",
-        "503 busy",
-        "CERTIFICATE_VERIFY_FAILED",
-        "No such file",
-        '404 nodes "node-7" not found',
+        ("Connection refused", {"KUBERNETES_SERVICE_PORT": "1"}),
+        ('404 nodes "node-7" not found', {"NODE_NAME": "node-7"}),
+        ("503 busy", {}),
+        ("CERTIFICATE_VERIFY_FAILED", {}),
+        ("No such file", {}),
     ],
 )
 def test_what_could_not_be_undone_is_tried_again_later(
-    api: ApiServer, run: Run, tmp_path: Path, fault: str
+    api: ApiServer, run: Run, tmp_path: Path, fault: str, variables: dict[str, str]
 ) -> None:
-    variables = {}
     match fault:
-        case "Connection refused":
-            with closed_port() as url:
-                variables["KUBERNETES_SERVICE_PORT"] = url.rpartition(":")[2]
         case "503 busy":
             api.before["nodes", "get"] = answers(status(503, "busy"))
         case "CERTIFICATE_VERIFY_FAILED":
             (tmp_path / "ca.crt").write_bytes(Authority(tmp_path, "other").file.read_bytes())
         case "No such file":
             (tmp_path / "token").unlink()
-        case _:
-            variables["NODE_NAME"] = "node-7"
     code, output = run("recover", **variables)
     assert (code, output.startswith("drain: "), fault in output) == (75, True, True), output
 
 
 def test_the_readme_says_what_is_lost_and_names_every_kubernetes_event() -> None:
     text = (KUBERNETES / "README.md").read_text()
-    told = set(re.findall(r'tell\("\w+", "(\w+)"', (KUBERNETES / "drain.py").read_text()))
+    told = set(re.findall(r'tell\("\w+", "(\w+)"', PROGRAM.read_text()))
     assert len(told) == 6
     assert [reason for reason in told if f"`{reason}`" not in text] == []
     assert f"{drain.AT_ONCE} at a time" in text
@@ -453,7 +438,7 @@ def listening(api: ApiServer, imds: ImdsLab, vm: str = "web-0") -> Iterator[Forw
     for rule in given["approvals"]["auto"]:
         for name in ("run", "recover"):
             assert rule[name][:2] == ["/opt/imds-bridge/bin/python", "/opt/imds-bridge/drain.py"]
-            rule[name][:2] = [*DRAIN, "--account", str(api.folder)]
+            rule[name][:2] = [sys.executable, "-c", SHORT_SLEEPS, str(PROGRAM), "--account", str(api.folder)]
     with Forward(api.folder / "listen", given, role="listen", env=api.environment) as listen:
         yield listen
 
