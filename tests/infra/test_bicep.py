@@ -39,28 +39,18 @@ SCALE_SET = {"name": "web", "subnetId": "/subnets/web", "sshPublicKey": "ssh-rsa
 LOGS = {"workspaceName": "central", "publisherIds": ["1", "1"]}
 
 
-def code(file: str) -> str:
-    """Return a file without comments and strings, but with the expressions in strings."""
-    text = re.sub(r"(?m)(^|\s)(//|#).*$", "", (FOLDER / file).read_text())
-    return re.sub(r"'(?:\\.|[^'\\\n])*'", lambda one: " ".join(re.findall(r"\$\{([^}]*)\}", one[0])), text)
-
-
-def names_used(text: str) -> set[str]:
-    """Return the names that code refers to: no declarations, decorators, types, keys, properties or functions."""
-    left = re.sub(
-        r"(?m)^(?:(?:param|output) \w+ \S+|(?:var|resource|module|metadata) \w+|@\w+|\s*\w+:)", "", text
-    )
-    return set(re.findall(r"(?<![.\w])([A-Za-z_]\w*)\b(?!\()", left)) - KEYWORDS
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_uses_what_is_declared_and_hands_out_no_key(file: str) -> None:
-    raw, text = (FOLDER / file).read_text(), code(file)
-    declared = {name: kind for kind, name in re.findall(r"(?m)^(param|var|resource|module) (\w+)", text)}
+    raw, parsed = (FOLDER / file).read_text(), tree(file)
+    text = re.sub(
+        r"(?m)(^|\s)(//|#).*$", "", raw
+    )  # without comments, and of strings only the expressions in them
+    text = re.sub(r"'(?:\\.|[^'\\\n])*'", lambda one: " ".join(re.findall(r"\$\{([^}]*)\}", one[0])), text)
     local = set(re.findall(r"\bfor (\w+) in", text)) | set(re.findall(r"(\w+) =>", text))
-    used = names_used(text)
-    assert used <= declared.keys() | local
-    assert {name for name, kind in declared.items() if kind in ("param", "var")} <= used
+    declarations = r"(?m)^(?:(?:param|output) \w+ \S+|(?:var|resource|module|metadata) \w+|@\w+|\s*\w+:)"
+    names = re.findall(r"(?<![.\w])([A-Za-z_]\w*)\b(?!\()", re.sub(declarations, "", text))
+    used, values = {*names} - KEYWORDS, {*parsed["parameters"], *parsed.get("variables", {})}
+    assert values <= used <= values | {*parsed.get("resources", {}), *parsed.get("modules", {})} | local
     for loaded in re.findall(r"\bload\w+\('([^']+)'", raw):
         assert ((FOLDER / file).parent / loaded).resolve().is_file(), loaded
     assert not re.search(r"(?i)listKeys|listSecrets|AccountKey|SharedAccessKey|authorizationRules", raw)
