@@ -209,37 +209,43 @@ def config_map(got: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("roles", [{"forward"}, {"listen", "drain", "relay"}])
-def test_the_chart_applies_the_manifests_of_what_is_enabled(roles: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("release", "namespace", "roles"),
+    [("imds-bridge", "imds-bridge", ["forward"]), ("web", "shop", ["listen", "drain", "relay"])],
+)
+def test_the_chart_applies_the_manifests_of_what_is_enabled_under_names_of_the_release(
+    release: str, namespace: str, roles: list[str]
+) -> None:
     enabled: dict[str, Any] = {role: {"enabled": role in roles} for role in (*ROLES, "drain", "relay")}
     assert helm("lint", ".", "--strict", values=enabled).returncode == 0
-    names = {f"imds-bridge-{role}" for role in roles}
-    files = ["serviceaccounts.yaml", *(f"{role}.yaml" for role in roles)]
-    plain = [one for name in files for one in documents(name) if one["metadata"]["name"] in names]
-    got = rendered(**enabled)
-    maps = {}
+    got = rendered(release, "--namespace", namespace, **enabled)
+    labels = {"app.kubernetes.io/instance": release}
+    pods = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}}}
     for role in roles:
-        one = config_map(got, f"imds-bridge-{role}")
-        assert one["data"] == {"config.toml": (FOLDER / f"{role}.toml").read_text()}
-        maps[f"imds-bridge-{role}"] = one["metadata"]["name"]
-        del got[f"ConfigMap {one['metadata']['name']}"]
-    labels = {"app.kubernetes.io/instance": "imds-bridge"}
-    image, mounted = '"image": "{}"'.format, '"configMap": {{"name": "{}"'.format
-    for one in plain:
-        kind, name = one["kind"], one["metadata"]["name"]
-        changes: dict[str, Any] = {"metadata": {"namespace": "imds-bridge"}}
-        if kind.startswith("ClusterRole"):
-            # a release of this name in another namespace has its own
-            changes["metadata"] = {"name": f"imds-bridge-{name}"}
-            changes |= {"roleRef": changes["metadata"]} if "roleRef" in one else {}
-        if kind in ("DaemonSet", "Deployment"):
-            pods = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}}}
-            changes["spec"] = pods
-        merge(one, changes)
-        merge(one, {"metadata": {"labels": {**labels, "app.kubernetes.io/part-of": "imds-bridge"}}})
-        text = json.dumps(one).replace(image("imds-bridge"), image("registry.example.org/imds-bridge:0.1.0"))
-        expected = json.loads(text.replace(mounted(name), mounted(maps.get(name))))
-        assert got.pop(f"{kind} {expected['metadata']['name']}") == expected
+        plain, name = f"imds-bridge-{role}", f"{release}-{role}"
+        config = config_map(got, name)
+        assert config["data"]["config.toml"] == (FOLDER / f"{role}.toml").read_text().replace(plain, name)
+        del got[f"ConfigMap {config['metadata']['name']}"]
+        changes = {
+            '"image": "imds-bridge"': '"image": "registry.example.org/imds-bridge:0.1.0"',
+            f'"configMap": {{"name": "{plain}"': f'"configMap": {{"name": "{config["metadata"]["name"]}"',
+            plain: name,
+        }
+        for one in (*documents("serviceaccounts.yaml"), *documents(f"{role}.yaml")):
+            if one["metadata"]["name"] != plain:
+                continue
+            text = json.dumps(one)
+            for before, after in changes.items():
+                text = text.replace(before, after)
+            expected, of_cluster = json.loads(text), {"name": f"{namespace}-{name}"}
+            kind, about = expected["kind"], expected["metadata"]
+            merge(about, {"labels": {**labels, "app.kubernetes.io/part-of": "imds-bridge"}})
+            merge(about, of_cluster if kind.startswith("ClusterRole") else {"namespace": namespace})
+            merge(expected, {"spec": pods} if kind in ("DaemonSet", "Deployment") else {})
+            if kind == "ClusterRoleBinding":
+                merge(expected, {"roleRef": of_cluster})
+                expected["subjects"][0]["namespace"] = namespace
+            assert got.pop(f"{kind} {about['name']}") == expected
     assert not got
 
 
@@ -344,25 +350,13 @@ def test_one_value_takes_the_flag_and_the_right_to_delete_pods_and_another_keeps
 def test_two_releases_have_nothing_in_common_but_the_state_on_a_node(
     other_release: str, namespace: str
 ) -> None:
-    one = rendered("web", **everything())
-    other = rendered(other_release, "--namespace", namespace, **everything())
-    places = [
-        {f"{name} {each['metadata'].get('namespace')}" for name, each in got.items()} for got in (one, other)
-    ]
-    assert not places[0] & places[1]
-    assert len(one) == len(other) == len(rendered(**everything()))
-    for role in everything():
-        found = workload(one, role)
-        spec = found["template"]["spec"]
-        secret = only(each["secret"] for each in spec["volumes"] if "secret" in each)
-        assert (spec["serviceAccountName"], secret["secretName"]) == (f"web-{role}",) * 2
-        selector = found["selector"]["matchLabels"]
-        assert selector.items() <= found["template"]["metadata"]["labels"].items()
-        assert selector["app.kubernetes.io/instance"] == "web"  # the other release's pods are not its own
-        assert f"`web-{role}`" in config_map(one, f"web-{role}")["data"]["config.toml"]
-    binding = one["ClusterRoleBinding imds-bridge-web-drain"]
-    names = binding["roleRef"]["name"], binding["subjects"][0]["name"]
-    assert names == ("imds-bridge-web-drain", "web-drain")
+    def places(release: str, namespace: str) -> set[str]:
+        got = rendered(release, "--namespace", namespace, **everything())
+        return {f"{name} {each['metadata'].get('namespace')}" for name, each in got.items()}
+
+    one, other = places("web", "imds-bridge"), places(other_release, namespace)
+    assert not one & other
+    assert len(one) == len(other)
 
 
 @pytest.mark.parametrize(
