@@ -305,12 +305,14 @@ def test_values_change_each_pod_and_keep_what_the_manifest_has() -> None:
     image = {"image": f"registry.example.org/imds-bridge@sha256:{'0' * 64}", "imagePullPolicy": "Always"}
     for role, given in values.items():
         expected = documents(f"{role}.yaml")[-1]["spec"]
-        pod = {"imagePullSecrets": [{"name": "registry"}], "serviceAccountName": "our-account"}
-        pod |= {name: given[name] for name in ("affinity", "priorityClassName", "tolerations")}
-        pod |= {"nodeSelector": given.get("nodeSelector", {})}
+        chosen = {"imagePullSecrets": [{"name": "registry"}], "serviceAccountName": "our-account"}
+        chosen |= {name: given[name] for name in ("affinity", "priorityClassName", "tolerations")}
+        chosen |= {"nodeSelector": given.get("nodeSelector", {})}
         about = {"labels": {**labels, **more_labels}, "annotations": {"note": "a"}}
         # no other labels in the selector, which no upgrade can change
-        merge(expected, {"selector": {"matchLabels": labels}, "template": {"metadata": about, "spec": pod}})
+        merge(
+            expected, {"selector": {"matchLabels": labels}, "template": {"metadata": about, "spec": chosen}}
+        )
         expected["updateStrategy"] = given.get("updateStrategy", expected.get("updateStrategy"))
         spec = expected["template"]["spec"]
         sources = {"configMap": {"name": "our-config"}, "secret": {"secretName": "our-secret"}}
