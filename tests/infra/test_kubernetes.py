@@ -34,30 +34,26 @@ FOLDER = ROOT / "infra" / "kubernetes"
 CONSOLE = FOLDER / "console"
 NO_MANIFESTS = {"kustomization.yaml", "Chart.yaml", "values.yaml", "rules.yaml"}
 MANIFESTS = sorted(path.name for path in FOLDER.glob("*.yaml") if path.name not in NO_MANIFESTS)
-OF_THE_CONSOLE = ["console/namespace.yaml", "console/console.yaml"]
+THE_CONSOLE = "console/console.yaml"
+OF_THE_CONSOLE = ["console/namespace.yaml", THE_CONSOLE]
 ROLES = ["forward", "listen"]
 KUBERNETES_VERSIONS = ["1.31.0", "1.34.0", "1.37.0"]
-
-
-def read(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
-    return loaded
-
-
-def pod(role: str) -> dict[str, Any]:
-    """Return the pod's specification of a role's DaemonSet."""
-    spec: dict[str, Any] = read(f"{role}.yaml")["spec"]["template"]["spec"]
-    return spec
-
-
-def container(role: str) -> dict[str, Any]:
-    return dict(only(pod(role)["containers"]))
 
 
 def documents(name: str) -> list[dict[str, Any]]:
     """Return the documents of a file, in which no two parts are the same object."""
     found = yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8"))
     return [json.loads(json.dumps(one)) for one in found]
+
+
+def pod(file: str) -> dict[str, Any]:
+    """Return the specification of the pods of a file."""
+    workload = only(one for one in documents(file) if one["kind"] in ("DaemonSet", "Deployment"))
+    return dict(workload["spec"]["template"]["spec"])
+
+
+def container(file: str, name: str) -> dict[str, Any]:
+    return only(one for one in pod(file)["containers"] if one["name"] == name)
 
 
 def assert_valid(objects: Iterable[dict[str, Any]]) -> None:
@@ -73,7 +69,7 @@ def test_every_manifest_is_valid_by_the_strict_schemas_of_kubernetes() -> None:
 def test_the_kustomization_names_every_manifest_those_that_approve_as_a_choice() -> None:
     text = (FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
     choices = {"listen.yaml", "drain.yaml", "relay.yaml"}
-    assert {*read("kustomization.yaml")["resources"]} == {*MANIFESTS} - choices
+    assert {*only(documents("kustomization.yaml"))["resources"]} == {*MANIFESTS} - choices
     assert [name for name in choices if f"# - {name} #" not in text] == []
 
 
@@ -98,7 +94,7 @@ def test_the_configuration_of_a_process_is_valid_also_with_all_that_it_suggests(
 def test_each_process_loads_its_own_configuration_with_a_port_of_its_own(role: str, address: str) -> None:
     everything = yaml.safe_load((FOLDER / "kustomization.yaml").read_text().replace("  # ", "  "))
     files = {one["name"]: one["files"] for one in everything["configMapGenerator"]}
-    mounted = only(one["configMap"]["name"] for one in pod(role)["volumes"] if "configMap" in one)
+    mounted = only(one["configMap"]["name"] for one in pod(f"{role}.yaml")["volumes"] if "configMap" in one)
     assert files[mounted] == [f"config.toml={role}.toml"]
     assert re.findall(r'^# listen = "(\S+)"', (FOLDER / f"{role}.toml").read_text(), re.M) == [address]
 
@@ -117,7 +113,7 @@ def assert_few_rights(spec: dict[str, Any], names: list[str]) -> None:
 
 
 def test_a_pod_reaches_imds_is_not_root_has_no_right_in_the_cluster_and_writes_only_its_own_state() -> None:
-    spec, one = pod("forward"), container("forward")
+    spec, one = pod("forward.yaml"), container("forward.yaml", "forward")
     assert_few_rights(spec, [name for name in MANIFESTS if name != "drain.yaml"])
     assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     mounts = {mount["name"]: mount for mount in one["volumeMounts"]}
@@ -152,13 +148,13 @@ def test_the_drain_is_both_processes_in_one_pod_with_a_token_and_the_name_of_its
     node = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
     containers = []
     for role in ROLES:
-        state, *mounts = container(role)["volumeMounts"]
+        state, *mounts = container(f"{role}.yaml", role)["volumeMounts"]
         state = {**state, "mountPath": str(Config().state_dir)}
         env = {"env": node} if role == "listen" else {}
-        containers.append({**container(role), **env, "volumeMounts": [state, *mounts]})
-    volumes = yaml.safe_load(yaml.safe_dump(pod("forward")["volumes"]).replace("forward", "drain"))
+        containers.append({**container(f"{role}.yaml", role), **env, "volumeMounts": [state, *mounts]})
+    volumes = yaml.safe_load(yaml.safe_dump(pod("forward.yaml")["volumes"]).replace("forward", "drain"))
     own = {"serviceAccountName": name, "automountServiceAccountToken": True}
-    assert spec == {**pod("forward"), **own, "containers": containers, "volumes": volumes}
+    assert spec == {**pod("forward.yaml"), **own, "containers": containers, "volumes": volumes}
 
 
 # The chart.
@@ -533,15 +529,15 @@ def test_the_schema_and_the_table_of_the_readme_are_those_of_the_values() -> Non
     )
     text = README.read_text(encoding="utf-8")
     assert with_table(text) == text, "run python -m infra.kubernetes.generate"
-    values = read("values.yaml")
+    values = only(documents("values.yaml"))
     named = {*values, *values["drain"]} - {"forward"}
     assert [name for name in sorted(named) if not re.search(rf"[`.]{name}`", table())] == []
 
 
 def test_the_chart_and_the_kustomization_are_of_one_version() -> None:
-    chart, kustomization = read("Chart.yaml"), read("kustomization.yaml")
+    chart, kustomization = only(documents("Chart.yaml")), only(documents("kustomization.yaml"))
     assert chart["version"] == chart["appVersion"] == kustomization["images"][0]["newTag"]
-    assert read("values.yaml")["image"]["repository"] == kustomization["images"][0]["newName"]
+    assert only(documents("values.yaml"))["image"]["repository"] == kustomization["images"][0]["newName"]
 
 
 def test_the_commands_of_the_readme_give_the_chart_what_it_takes(tmp_path: Path) -> None:
@@ -565,14 +561,6 @@ def manifest(kind: str) -> dict[str, Any]:
     return only(one for name in OF_THE_CONSOLE for one in documents(name) if one["kind"] == kind)
 
 
-def console_pod() -> dict[str, Any]:
-    return dict(manifest("Deployment")["spec"]["template"]["spec"])
-
-
-def console_container(name: str) -> dict[str, Any]:
-    return dict(only(one for one in console_pod()["containers"] if one["name"] == name))
-
-
 def configuration(folder: Path, *, everything: bool) -> Path:
     """Write console.toml with its secret in a folder; with everything that it suggests, or as it is."""
     (folder / "proxy-secret").write_text(SECRET)
@@ -592,10 +580,12 @@ def test_the_kustomization_names_every_file_and_the_pod_mounts_every_configurati
         *(file.rpartition("=")[2] for files in maps.values() for file in files),
     }
     assert named == {path.name for path in CONSOLE.iterdir()} - {"kustomization.yaml"}
-    assert {one["configMap"]["name"] for one in console_pod()["volumes"] if "configMap" in one} == maps.keys()
+    assert {
+        one["configMap"]["name"] for one in pod(THE_CONSOLE)["volumes"] if "configMap" in one
+    } == maps.keys()
     assert maps[manifest("Deployment")["metadata"]["name"]] == ["config.toml=console.toml"]
     assert {one["name"] for one in kustomization["images"]} == {
-        one["image"] for one in console_pod()["containers"]
+        one["image"] for one in pod(THE_CONSOLE)["containers"]
     }
     assert kustomization["namespace"] == manifest("Namespace")["metadata"]["name"]
 
@@ -608,14 +598,14 @@ def test_the_configuration_of_the_console_is_valid_also_with_all_that_it_suggest
     assert config.console
     assert (config.console.auth, config.console.viewer_groups) == ("proxy", ("viewer",))
     assert bool(config.approvals) == bool(config.console.approver_groups) == everything
-    port = only(console_container("console")["ports"])
+    port = only(container(THE_CONSOLE, "console")["ports"])
     assert config.console.listen.endswith(f":{port['containerPort']}")
 
 
 def test_the_pod_may_run_in_a_namespace_that_is_restricted_and_has_no_right_in_the_cluster() -> None:
     labels = manifest("Namespace")["metadata"]["labels"]
     assert labels == {"pod-security.kubernetes.io/enforce": "restricted"}
-    spec = console_pod()
+    spec = pod(THE_CONSOLE)
     assert_few_rights(spec, OF_THE_CONSOLE)
     assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & spec.keys()
     assert not [one for one in spec["volumes"] if "hostPath" in one]
@@ -626,17 +616,17 @@ def test_the_pod_may_run_in_a_namespace_that_is_restricted_and_has_no_right_in_t
 def test_one_pod_at_a_time_keeps_the_state_on_a_disk_and_has_time_to_end() -> None:
     spec = manifest("Deployment")["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
-    mounted = {one["name"]: one["mountPath"] for one in console_container("console")["volumeMounts"]}
-    state = only(one for one in console_pod()["volumes"] if "persistentVolumeClaim" in one)
+    mounted = {one["name"]: one["mountPath"] for one in container(THE_CONSOLE, "console")["volumeMounts"]}
+    state = only(one for one in pod(THE_CONSOLE)["volumes"] if "persistentVolumeClaim" in one)
     claim = manifest("PersistentVolumeClaim")["metadata"]["name"]
     assert state["persistentVolumeClaim"]["claimName"] == claim
     assert mounted[state["name"]] == str(Config().state_dir)
-    assert console_pod()["securityContext"]["fsGroup"] == console_pod()["securityContext"]["runAsUser"]
-    assert console_pod()["terminationGracePeriodSeconds"] > 2 * STOP_SECONDS
+    assert pod(THE_CONSOLE)["securityContext"]["fsGroup"] == pod(THE_CONSOLE)["securityContext"]["runAsUser"]
+    assert pod(THE_CONSOLE)["terminationGracePeriodSeconds"] > 2 * STOP_SECONDS
 
 
 def test_the_service_and_the_network_lead_only_to_the_proxy() -> None:
-    proxy_port = only(console_container("oauth2-proxy")["ports"])
+    proxy_port = only(container(THE_CONSOLE, "oauth2-proxy")["ports"])
     configured = only(documents("console/oauth2-proxy.yaml"))
     assert configured["server"]["bindAddress"] == f"0.0.0.0:{proxy_port['containerPort']}"
     labels = manifest("Deployment")["spec"]["template"]["metadata"]["labels"]
@@ -667,7 +657,7 @@ def test_the_proxy_sets_every_header_that_is_believed_and_leads_back_to_the_addr
     names = [header["name"] for header in proxy["injectRequestHeaders"]]
     assert names == [expected.secret_header, expected.user_header, expected.groups_header]
     assert not any(header.get("preserveRequestValue") for header in proxy["injectRequestHeaders"])
-    files = [argument.partition("=")[2] for argument in console_container("oauth2-proxy")["args"]]
+    files = [argument.partition("=")[2] for argument in container(THE_CONSOLE, "oauth2-proxy")["args"]]
     assert files == ["/etc/oauth2-proxy/oauth2-proxy.cfg", "/etc/oauth2-proxy/oauth2-proxy.yaml"]
 
 
@@ -677,11 +667,11 @@ def test_every_secret_has_a_file_that_the_readme_creates_and_the_console_gets_on
         for name in ("console.toml", "oauth2-proxy.yaml", "oauth2-proxy.cfg")
         for file in re.findall(r"/run/secrets/[\w-]+/([\w-]+)", (CONSOLE / name).read_text(encoding="utf-8"))
     }
-    volumes = {one["name"]: one["secret"] for one in console_pod()["volumes"] if "secret" in one}
+    volumes = {one["name"]: one["secret"] for one in pod(THE_CONSOLE)["volumes"] if "secret" in one}
     assert {one["secretName"] for one in volumes.values()} == {"imds-bridge-console"}
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     command = page.partition("create secret generic imds-bridge-console")[2].partition("```")[0]
     assert set(re.findall(r"--from-(?:literal|file)=([\w-]+)", command)) == read
     assert [one["key"] for one in volumes["secrets"]["items"]] == ["proxy-secret"]
-    mounted = [one["name"] for one in console_container("console")["volumeMounts"]]
+    mounted = [one["name"] for one in container(THE_CONSOLE, "console")["volumeMounts"]]
     assert [name for name in mounted if name in volumes] == ["secrets"]
