@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 from tests.support.clients import go_program
-from tests.support.consumers import APPROVER, TOPIC, bus_config, settings
-from tests.support.imds_lab import ImdsLab
+from tests.support.consumers import APPROVER, TOPIC, bridge
 from tests.support.npm import node_modules
 from tests.support.paths import ROOT
-from tests.support.process import Forward, completed, wait_until
+from tests.support.process import completed, wait_until
 from tests.support.programs import tool
-from tests.support.servicebus import ServiceBusLab
 
 pytestmark = pytest.mark.timeout(900)  # the first run downloads the clients
 
@@ -72,12 +70,7 @@ def test_it_approves_the_event_after_a_drain_longer_than_its_lock_and_prints_the
     tmp_path: Path, name: str
 ) -> None:
     command, variables = command_of(with_a_long_drain(SNIPPETS / name, tmp_path))
-    with (
-        ImdsLab(vms=("web-0", "web-1"), rate_limit=None) as imds,
-        ServiceBusLab(bus_config()) as bus,
-        Forward(tmp_path / "forward", settings(imds, bus)),
-        Forward(tmp_path / "listen", settings(imds, bus), role="listen"),
-    ):
+    with bridge(tmp_path, vms=("web-0", "web-1")) as (imds, bus):
         entity = bus.entity(f"{TOPIC}/Subscriptions/{APPROVER}")
         wait_until(lambda: entity.counts.enqueued >= 1, describe=lambda: entity.messages)
         event = imds.schedule(event_type="Reboot", resources=["web-0", "web-1"])

@@ -12,20 +12,8 @@ import pytest
 
 from infra.consumers.worker.worker import Worker
 from tests.support.bus import SECRET
-from tests.support.consumers import (
-    APPROVALS,
-    CONSUMERS,
-    OWN,
-    OWN_FILTER,
-    TOPIC,
-    Script,
-    bus_config,
-    run_script,
-    settings,
-)
-from tests.support.imds_lab import ImdsLab
-from tests.support.process import Forward, wait_until
-from tests.support.servicebus import ServiceBusLab
+from tests.support.consumers import APPROVALS, CONSUMERS, OWN, OWN_FILTER, TOPIC, Script, bridge, run_script
+from tests.support.process import wait_until
 
 PLACE = ["--topic", TOPIC, "--subscription", OWN, "--vm", "web-0"]
 COMMAND = """#!/bin/sh
@@ -100,14 +88,9 @@ def test_it_prepares_approves_with_a_signature_and_recovers(tmp_path: Path) -> N
     program.chmod(0o755)
     arguments = [*PLACE, "--approvals", APPROVALS, "--state", str(tmp_path / "worker.json")]
     arguments += ["--prepare", f"{program} prepare", "--recover", f"{program} recover"]
-    with ImdsLab(rate_limit=None) as imds, ServiceBusLab(bus_config()) as bus:
-        given = settings(imds, bus, signing_secret=SECRET)
+    with bridge(tmp_path, signing_secret=SECRET) as (imds, bus):
         secrets = {"SERVICEBUS_CONNECTION_STRING": bus.connection_string, "SIGNING_SECRET": SECRET}
-        with (
-            Forward(tmp_path / "forward", given),
-            Forward(tmp_path / "listen", given, role="listen"),
-            Script(tmp_path / "worker", "worker/worker.py", arguments, env=secrets) as worker,
-        ):
+        with Script(tmp_path / "worker", "worker/worker.py", arguments, env=secrets) as worker:
             event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
             worker.wait_for_text("approval accepted: approved")
             assert [one.event_id for one in imds.approvals] == [event]

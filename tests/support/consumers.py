@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +45,22 @@ def bus_config() -> Mapping[str, Any]:
     )
 
 
-def settings(imds: ImdsLab, bus: ServiceBusLab, vm: str = "web-0", **approvals: Any) -> dict[str, Any]:
-    """Return the configuration of `forward` and `listen` on a VM of a fleet."""
-    link = {"connection_string": bus.connection_string}
-    return {
-        "imds": {"endpoint": imds.url(vm), "poll_seconds": 0.2},
-        "sinks": {"bus": {"kind": "servicebus", "topic": TOPIC, "from_start": True, **link}},
-        "approvals": {
-            "queue": APPROVALS,
-            "session": "{resource_group}.{vm}",
-            "policy": {"allow": [{}]},
-            **link,
-            **approvals,
-        },
-        "stop_seconds": LIMIT_SECONDS,
-    }
+@contextmanager
+def bridge(
+    folder: Path, vms: Sequence[str] = ("web-0",), **approvals: Any
+) -> Iterator[tuple[ImdsLab, ServiceBusLab]]:
+    """Run `forward` and `listen` of the first VM on the lab's IMDS and bus."""
+    with ImdsLab(vms=vms, rate_limit=None) as imds, ServiceBusLab(bus_config()) as bus:
+        link = {"connection_string": bus.connection_string}
+        approvals |= {"queue": APPROVALS, "session": "{resource_group}.{vm}", "policy": {"allow": [{}]}}
+        given = {
+            "imds": {"endpoint": imds.url(vms[0]), "poll_seconds": 0.2},
+            "sinks": {"bus": {"kind": "servicebus", "topic": TOPIC, "from_start": True, **link}},
+            "approvals": {**approvals, **link},
+            "stop_seconds": LIMIT_SECONDS,
+        }
+        with Forward(folder / "forward", given), Forward(folder / "listen", given, role="listen"):
+            yield imds, bus
 
 
 class Script(Forward):
