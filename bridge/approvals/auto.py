@@ -118,12 +118,10 @@ def judge(one: EventState, order: Order, program: Program | None, seen: Seen) ->
     if rule is None:
         return one.verdict
     is_prepared = not rule.run or seen.rules.is_dry_run or rule.run in one.prepared
-    if one.stay.approved_at and (one.stay.is_settled or not is_prepared):
-        return Verdict(why="approved")
-    if one.stay.is_settled and is_prepared:
-        return Verdict(why="answered: see its receipt")
     if not is_prepared:
         return _prepare(one, rule, order, seen)
+    if one.stay.is_settled:
+        return Verdict(why="approved" if one.stay.approved_at else "answered: see its receipt")
     return _approve(one, rule, order, seen)
 
 

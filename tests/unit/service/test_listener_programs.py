@@ -305,6 +305,40 @@ def test_a_program_may_take_longer_than_commands_wait_for_imds(
     assert rig.reasons() == ["approved"]
 
 
+def kill(rig: ListenerRig) -> None:
+    """Kill the process, and the program with it."""
+    rig.machine.finish(code=-9, ended_by="stop")
+    rig.restart()
+
+
+def boot(rig: ListenerRig) -> None:
+    """Let the program succeed, and start the VM again."""
+    rig.end_programs()
+    rig.boot_id = "another"
+    rig.restart()
+
+
+def fail(rig: ListenerRig) -> None:
+    """Let the program fail."""
+    rig.end_programs(code=1, wait=5)
+
+
+@pytest.mark.parametrize("lose", [kill, boot, fail])
+def test_an_approved_event_is_prepared_for_as_long_as_it_is_scheduled(
+    make_rig: MakeListener, lose: Callable[[ListenerRig], None]
+) -> None:
+    """Until every VM on the host has approved, it may take as long as its notice."""
+    rig = make_rig(policy={"allow": [{}]})
+    event = rig.announce(wait=1)
+    rig.send(event, wait=1)
+    assert rig.imds.approved == [event]
+    lose(rig)
+    rig.run(3)
+    assert (len(rig.machine.runs), len(rig.machine.running)) == (2, 1)
+    rig.end_programs(wait=3)
+    assert (len(rig.machine.runs), rig.answers("c")) == (2, [("Accepted", "approved")])
+
+
 def test_a_rule_has_to_match_also_when_its_program_has_ended(make_rig: MakeListener) -> None:
     rig = make_rig(min_notice_seconds=60)
     rig.announce(NotBefore=rig.notice(100), wait=45)
