@@ -283,7 +283,7 @@ class Listener:
             steady=self._clock.steady(),
             now=self._clock.now(),
             ended={place: run.result for place, run in self._runs.items() if run.result},
-            request=self._answers.take_request() if before.owed else "",
+            request=self._answers.take_request(),
             is_lost=self._answers.take_loss(document if before.document is None else None),
         )
         state = step(before, seen, self._answers)

@@ -319,6 +319,15 @@ def test_a_request_is_not_carried_out_while_an_event_stands_and_not_later(rig: L
     assert rig.machine.names == [DRAIN, RECOVER]
 
 
+def test_a_request_that_comes_after_the_vm_is_back_at_work_says_nothing_of_what_is_owed_later(
+    rig: ListenerRig,
+) -> None:
+    ask(rig, "done", wait=2)  # its command has read the status of a few seconds before
+    rig.imds.remove(rig.announce(wait=1))
+    rig.restart(wait=2)
+    assert rig.machine.names == [DRAIN, RECOVER]
+
+
 @pytest.mark.parametrize(
     ("reason", "recovers"), [(DAMAGE, True), (STATE_FOLDER_GONE, True), (SIZE_LIMIT, False)]
 )
