@@ -236,7 +236,7 @@ class StatusCollector(Collector):
         text = "0 while this VM's instance data cannot be read."
         yield single("instance_data_available", text, not status.identity_error)
         flow = status.flow
-        if isinstance(flow, ForwardStatus):  # it tells about IMDS for this VM
+        if isinstance(flow, VmStatus):
             yield from _of_imds(flow, now, self._began_at)
         if isinstance(flow, VmStatus) and flow.clock_ahead_seconds is not None:
             text = "How far this VM's clock is ahead of IMDS's, negative if it is behind."
@@ -258,11 +258,11 @@ class StatusCollector(Collector):
         yield gauge("unconfigured_backlog_events", text, ("sink",), status.left_sinks or {})
 
 
-def _of_imds(flow: ForwardStatus, now: datetime, began_at: datetime) -> Iterator[Metric]:
+def _of_imds(flow: VmStatus, now: datetime, began_at: datetime) -> Iterator[Metric]:
     age_seconds = max(0.0, (now - (parse_iso(flow.last_good_at) or began_at)).total_seconds())
     text = "Since IMDS's last valid answer, or the start if there was none."
     yield single("imds_last_good_answer_age_seconds", text, age_seconds)
-    if not (document := flow.document):
+    if not isinstance(flow, ForwardStatus) or not (document := flow.document):
         return
     if isinstance(incarnation := document.get("DocumentIncarnation"), int):
         yield single("document_incarnation", "DocumentIncarnation of the document.", incarnation)

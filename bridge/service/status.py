@@ -380,7 +380,7 @@ def clock_faults(ahead_seconds: float) -> Iterator[str]:
 
 
 def _imds_faults(flow: FlowStatus, now: datetime) -> Iterator[str]:
-    if not isinstance(flow, ForwardStatus) or flow.last_good_at is NOT_KNOWN:
+    if not isinstance(flow, VmStatus) or flow.last_good_at is NOT_KNOWN:
         return
     why = f": {flow.last_error}" if flow.last_error else ""
     age_seconds = age_of(flow.last_good_at, now)

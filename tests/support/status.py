@@ -60,7 +60,6 @@ def raw_status(now: datetime, role: str = "forward", **changes: Any) -> dict[str
         "listen": {
             **on_vm,
             "commands": bus_status(),
-            "last_good_at": None,
             "waiting_commands": 0,
             "dry_run": False,
             "out_of_work": [],

@@ -36,6 +36,7 @@ def test_a_listener_without_a_bus_is_ready() -> None:
         ("forward", {"last_good_at": None}, "IMDS has given no valid answer yet"),
         ("forward", {"last_good_at": None, "last_error": "refused"}, "no valid answer yet: refused"),
         ("forward", {"last_good_at": iso_utc(NOW - timedelta(seconds=31))}, "is 31 s old"),
+        ("listen", {"last_good_at": iso_utc(NOW - timedelta(seconds=31))}, "is 31 s old"),
         ("listen", {"commands": {"from": "sb://q", "last_error": "gone"}}, "from sb://q: gone"),
         ("relay", {"relay": {"from": "sb://q", "last_error": "gone"}}, "from sb://q: gone"),
         ("forward", {"storage_error": "disk full"}, "the state cannot be written: disk full"),

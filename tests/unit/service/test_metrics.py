@@ -227,11 +227,10 @@ def test_a_notice_that_waits_and_a_jump_of_the_clock_have_series(scrape: Scrape)
     assert scrape.value("clock_jumps_total") == 1
 
 
-def test_a_listener_that_reads_imds_only_for_commands_reports_no_age_of_an_answer(scrape: Scrape) -> None:
-    scrape.status["last_good_at"] = "2026-11-22T09:00:00.000Z"
-    assert scrape.value("imds_last_good_answer_age_seconds") is not None
-    scrape.status["role"] = "listen"
-    assert scrape.value("imds_last_good_answer_age_seconds") is None
+def test_a_listener_which_may_be_alone_on_its_vm_reports_the_age_of_the_last_answer(scrape: Scrape) -> None:
+    scrape.status.update(raw_status(scrape.clock.now(), "listen"))
+    scrape.clock.advance(70)
+    assert scrape.value("imds_last_good_answer_age_seconds") == 70
 
 
 @pytest.mark.parametrize(
