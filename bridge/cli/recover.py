@@ -37,12 +37,12 @@ def _run(arguments: argparse.Namespace) -> int:
     owed = report.status.flow.out_of_work if isinstance(report.status.flow, ListenStatus) else ()
     if not owed:
         raise UsageError("recover: by its last status, this VM is not out of work; nothing was changed")
-    if held := [str(one.Why) for one in owed if one.IsHeld]:
-        raise UsageError(f"recover: this VM has to stay out of work {'; '.join(held)}")
     if not report.running:
         raise UsageError(
             "recover: `imds-bridge listen` does not run; once it is started, it recovers on its own"
         )
+    if held := [str(one.Why) for one in owed if one.IsHeld]:
+        raise UsageError(f"recover: this VM stays out of work, nothing was changed: {'; '.join(held)}")
     inspect.ask(folder, REQUEST, "done" if arguments.done else "try")
     show("the listener does so with its next document; see `imds-bridge status --role listen`")
     return OK

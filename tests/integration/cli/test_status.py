@@ -167,6 +167,23 @@ def test_what_a_listener_needs_a_person_for_is_the_only_line_of_check(
 
 
 @pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        (True, "this VM stays out of work, nothing was changed: /recover runs"),
+        (False, "`imds-bridge listen` does not run"),  # whatever held it back when that ended
+    ],
+)
+def test_recover_says_what_keeps_the_listener_from_it(
+    listener: Process, cli: Cli, runs: bool, expected: str
+) -> None:
+    listener.write(out_of_work=[OUT])
+    if not runs:
+        listener.release()
+    done = cli("recover")
+    assert (done.code, expected in done.err) == (2, True), done.err
+
+
+@pytest.mark.parametrize(
     ("changes", "runs", "expected"),
     [
         ({"running": False}, False, r"^NOT RUNNING: stopped \d+ s ago"),
