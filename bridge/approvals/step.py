@@ -51,8 +51,8 @@ class Carrier(Protocol):
     def answer(self, event: ScheduledEvent, decision: Decision, *, key: str) -> None:
         """Publish what has become of an event by an auto rule."""
 
-    def recovered(self, owed: Owed, *, fault: str, seconds: float | None) -> None:
-        """Note that `recover` has ended, or without `seconds` that a person did it; publish it if that succeeded."""
+    def recovered(self, owed: Owed, *, fault: str, seconds: float | None, is_last: bool) -> None:
+        """Note that `recover` has ended, or without `seconds` that a person did it; publish the last success."""
 
     def out_of_work(self, owed: Owed, reason: OutOfWorkReason, *, detail: str) -> None:
         """Publish that the VM stays out of work."""
@@ -190,8 +190,11 @@ def _note_ended(state: State, seen: Seen, to: Carrier) -> State:
         if result.ended_by == "stop":
             continue
         if not isinstance(place, str):
-            if failed := _recover_ended(owed.pop(place), program, result.fault, seen, to):
-                owed[place] = failed
+            one = owed.pop(place)
+            seconds, is_last = seen.at - program.began_at, not owed
+            to.recovered(one, fault=result.fault, seconds=seconds, is_last=is_last)
+            if result.fault:
+                owed[place] = _recover_failed(one, program, result.fault, seen, to)
         elif _is_needed(program, place, events, seen) and events[place].sight != "missing":
             events[place] = _run_ended(events[place], program, result.fault, seen, to)
     programs = {
@@ -234,11 +237,8 @@ def _failed(before: Tries | None, fault: str, seen: Seen) -> Tries:
     return Tries(error=fault, next_at=seen.at + pause_seconds, count=count)
 
 
-def _recover_ended(one: Owed, program: Program, fault: str, seen: Seen, to: Carrier) -> Owed | None:
-    """Note how `recover` has ended: what it has put back is not owed any more."""
-    to.recovered(one, fault=fault, seconds=seen.at - program.began_at)
-    if not fault:
-        return None
+def _recover_failed(one: Owed, program: Program, fault: str, seen: Seen, to: Carrier) -> Owed:
+    """Note that `recover` has failed: what it was to put back is still owed."""
     failed = replace(one, tries=_failed(one.tries, fault, seen))
     return _told(failed, "RecoverFails", f"{program.argv[0]}: {fault}", to)
 
@@ -311,13 +311,14 @@ def _start(one: EventState, rule: AutoSettings, state: State, seen: Seen) -> tup
 
 def _put_back(state: State, seen: Seen, to: Carrier) -> State:
     """Start each `recover` once no event needs the VM out of work, or do what `imds-bridge recover` asks for."""
-    owed, programs = dict[Argv, Owed](), dict(state.programs)
-    for recover, known in _owed(state, seen).items():
+    owed, programs = _owed(state, seen), dict(state.programs)
+    for recover, known in [*owed.items()]:
         one = _held_back(known, state, seen)
         if seen.request and not one.held_by:
             one = replace(one, tries=None, is_other_vms=False)
             if seen.request == "done":
-                to.recovered(one, fault="", seconds=None)
+                del owed[recover]
+                to.recovered(one, fault="", seconds=None, is_last=not owed)
                 continue
         if one.is_other_vms and not one.held_by:
             one = _told(one, "OtherVm", "this disk comes from a VM that was out of work", to)

@@ -150,11 +150,11 @@ class AnswerBatch:
         text, more = "auto rules: %s, %s", {"event_id": event.event_id, "detail": decision.detail}
         log.info(text, decision.outcome, decision.reason, extra=more)
 
-    def recovered(self, owed: Owed, *, fault: str, seconds: float | None) -> None:
-        """Count a program that has put the VM back to work; publish it, also where a person did it."""
+    def recovered(self, owed: Owed, *, fault: str, seconds: float | None, is_last: bool) -> None:
+        """Count a program that has put the VM back to work; publish the last one, also where a person did it."""
         if seconds is not None:
             self._meter.recovered("failed" if fault else "succeeded")
-        if not fault:
+        if is_last and not fault:
             log.info("the VM is back at work")
             more = {"DurationSeconds": seconds and round(seconds, 3)}
             self._events.append(self._identity.reporter().of_work("recovered", owed.event, owed.since, more))

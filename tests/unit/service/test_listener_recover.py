@@ -14,6 +14,7 @@ from bridge.config.approvals import AutoSettings
 from bridge.contract.status import OutOfWork
 from bridge.errors import ImdsError
 from bridge.outbox.rows import DAMAGE, OWED, REQUEST, SIZE_LIMIT, STATE, STATE_FOLDER_GONE, Loss
+from bridge.runtime.program import Result
 from bridge.service.answers import STAY
 from bridge.service.status import find_urgent
 from tests.support.imds import WEB_0
@@ -275,6 +276,41 @@ def test_rules_with_the_same_recover_share_it_and_the_longest_time(make_listener
     rig.remove(second, wait=2)
     assert rig.machine.names == [DRAIN, NEW, RECOVER]
     assert [run.timeout_seconds for run in rig.machine.runs] == [600, 25, 600]
+
+
+FREEZE_RULE = {"event_type": ["Freeze"], "run": [NEW], "recover": [NEW], "group": True}
+
+
+def test_the_vm_is_back_at_work_once_no_other_recover_is_owed(make_listener: MakeListener) -> None:
+    """So an alert of one that fails is not resolved by another, nor by a Freeze within a Reboot."""
+    rig = make_listener(policy={}, auto=[FREEZE_RULE, RULE])
+    reboot, freeze = rig.prepare(), rig.prepare(EventType="Freeze", wait=1)
+    rig.remove(freeze, wait=1)
+    rig.end_programs()
+    assert (rig.machine.names, told(rig, "recovered")) == ([DRAIN, NEW, NEW], [])
+    freeze = rig.prepare(EventType="Freeze", wait=1)
+    rig.imds.remove(reboot)
+    rig.remove(freeze, wait=1)
+    rig.machine.finish(code=1)
+    rig.run(6)
+    rig.machine.running[0].result = Result(code=0)
+    rig.run(2)
+    assert told(rig, "recovered") == []
+    rig.end_programs()
+    assert (len(told(rig, "outofwork")), len(told(rig, "recovered")), out_of_work(rig)) == (2, 1, [])
+
+
+def test_the_vm_is_back_at_work_if_a_person_has_done_all_that_is_owed(make_listener: MakeListener) -> None:
+    rig = make_listener(policy={}, auto=[FREEZE_RULE, RULE])
+    reboot, freeze = rig.prepare("web-0", "web-1"), rig.prepare(EventType="Freeze", wait=1)
+    rig.remove(freeze, wait=1)
+    rig.end_programs(wait=1, code=1)
+    ask(rig, "done", wait=2)
+    assert (len(out_of_work(rig)), told(rig, "recovered")) == (1, [])
+    rig.remove(reboot, wait=2)
+    rig.end_programs(wait=1, code=1)
+    ask(rig, "done", wait=2)
+    assert (out_of_work(rig), len(told(rig, "recovered"))) == ([], 1)
 
 
 # A disk of another VM, and lost records
