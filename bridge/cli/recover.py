@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime
 
-from bridge.cli.common import OK, complete, load_config
+from bridge.cli.common import OK, complete, state_folder
 from bridge.contract.status import ListenStatus
 from bridge.errors import UsageError
 from bridge.outbox import inspect
 from bridge.outbox.rows import REQUEST
-from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
 from bridge.service.status import read_report
 
@@ -28,11 +27,12 @@ examples:
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `recover`."""
     complete(command, _run, epilog=_EPILOG)
+    command.set_defaults(role="listen")
     command.add_argument("--done", action="store_true", help="a person did it: nothing is left to be run")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    folder = StateFolder(load_config(arguments).state_dir / "listen")
+    folder = state_folder(arguments)
     report = read_report(folder, datetime.now(UTC))
     owed = report.status.flow.out_of_work if isinstance(report.status.flow, ListenStatus) else ()
     if not owed:

@@ -176,6 +176,7 @@ def test_what_a_listener_needs_a_person_for_is_the_only_line_of_check(
 def test_recover_says_what_keeps_the_listener_from_it(
     listener: Process, cli: Cli, runs: bool, expected: str
 ) -> None:
+    cli.sinks(ops={"kind": "webhook", "url_file": "missing"})  # whatever is wrong with sinks and secrets
     listener.write(out_of_work=[OUT])
     if not runs:
         listener.release()
