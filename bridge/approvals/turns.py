@@ -38,7 +38,8 @@ def deadline(event: ScheduledEvent, rule: AutoSettings) -> datetime:
         return _NEVER
     if event.not_before is None:
         return _ALWAYS
-    return event.not_before - timedelta(seconds=rule.run_timeout_seconds + SPARE_SECONDS)
+    needed = timedelta(seconds=rule.run_timeout_seconds + SPARE_SECONDS)
+    return max(event.not_before, _ALWAYS + needed) - needed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,6 +246,13 @@ def test_an_event_without_a_not_before_is_prepared_at_once(
     assert len(rig.machine.running) == 1
 
 
+def test_a_not_before_at_the_begin_of_time_is_past_its_deadline(make_rig: MakeListener) -> None:
+    """So .NET writes a time that nobody has set."""
+    rig = make_rig(max_unavailable=1)
+    rig.announce(NotBefore="0001-01-01T00:00:00Z", wait=1)
+    assert len(rig.machine.runs) == 1
+
+
 def test_a_terminate_neither_waits_nor_counts(make_rig: MakeListener) -> None:
     rig = make_rig(max_unavailable=1)
     rig.imds.schedule("web-3", NotBefore=rig.notice(600))
