@@ -177,7 +177,7 @@ class Owed:
 
     Attributes:
         recover: the program that puts it back.
-        since: when the first of them was started.
+        since: when the first of them was started, or one of another `recover` that was owed then.
         run: the last of them, by which a rule is found whose `recover` was changed.
         boot: the boot in which that was.
         event: the last event that one was started for; None if that is lost.

@@ -293,7 +293,8 @@ def _start(one: EventState, rule: AutoSettings, state: State, seen: Seen) -> tup
     state = replace(state, programs={**state.programs, one.event.key: program})
     if not recover:
         return one, state
-    known = state.owed.get(recover, Owed(recover=recover, since=seen.now))
+    out_since = min((owed.since for owed in state.owed.values()), default=seen.now)
+    known = state.owed.get(recover, Owed(recover=recover, since=out_since))
     keys = known.keys | {one.event.key}
     new = Owed(
         recover=recover,
