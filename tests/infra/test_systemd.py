@@ -83,9 +83,7 @@ def test_a_unit_exposes_little_runs_a_command_and_waits_longer_than_a_loop_may_b
     assert float(setting("forward", "WatchdogSec")) >= 2 * STALL_SECONDS
 
 
-def test_a_program_that_uses_too_much_memory_does_not_take_the_unit_with_it_which_would_start_it_again() -> (
-    None
-):
+def test_a_program_at_the_limit_of_memory_does_not_restart_the_unit() -> None:
     assert (setting("listen", "MemoryMax"), setting("listen", "OOMPolicy")) == ("512M", "continue")
 
 
