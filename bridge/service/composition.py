@@ -126,6 +126,7 @@ def _listen(parts: Parts, settings: ApprovalSettings, variables: Iterable[str], 
     return Flow(
         loops={"decide": listener.run, **({"commands": bus.run} if bus else {})},
         status=listener.status,
+        is_busy=listener.is_busy,
     )
 
 

@@ -88,14 +88,21 @@ class Listener:
     def run(self) -> None:
         """Decide until the stop; messages that are not decided by then are delivered again."""
         self._bridge_events.emit_started()
-        while not self.parts.stop:
-            report_progress()
-            self.run_once(self.wait_seconds)
+        try:
+            while not self.parts.stop:
+                report_progress()
+                self.run_once(self.wait_seconds)
+        finally:
+            for run in self._runs.values():
+                run.end()  # the next process runs it again
+            self._runs = {}
         self._answers.report_surplus(at_once=True)
-        for run in self._runs.values():
-            run.end()  # the next process runs it again
         self._answers.commit()
         self._bridge_events.emit_stopping()
+
+    def is_busy(self) -> bool:
+        """Return whether a program runs; no more once `run` has ended. Any thread may call it."""
+        return bool(self._runs)
 
     @property
     def wait_seconds(self) -> float:

@@ -40,12 +40,14 @@ _JOIN_SECONDS = 0.02
 class Flow:
     """What makes a process a forwarder, a listener or a relay: its loops, by thread name, and its status.
 
-    `faults` is for a flow that ends on its own: it returns what the loops could not do.
+    `faults` is for a flow that ends on its own: it returns what the loops could not do. While `is_busy`, a program
+    runs, and a thread that ends does not end the process with it.
     """
 
     loops: Mapping[str, Callable[[], None]]
     status: Callable[[], FlowStatus]
     faults: Callable[[], list[str]] | None = None
+    is_busy: Callable[[], bool] = lambda: False
 
 
 class Process:
@@ -110,7 +112,7 @@ class Process:
             self._check_progress: min(PROGRESS_SECONDS, (self._supervisor.watchdog_seconds or math.inf) / 4),
         }
         due_at = dict.fromkeys(every_seconds, -math.inf)
-        while all(thread.is_alive() for thread in threads):
+        while all(thread.is_alive() for thread in threads) or self._flow.is_busy():
             try:
                 for task in [task for task, at in due_at.items() if at <= self._clock.monotonic()]:
                     task()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from bridge.errors import StateError
 from tests.support.listener import ListenerRig, MakeListener
 from tests.support.machine import program
 from tests.support.only import only
@@ -96,6 +98,19 @@ def test_a_program_that_ended_with_the_listener_runs_again(rig: ListenerRig) -> 
     assert len(rig.machine.ended) == 1
     rig.restart(wait=0)
     assert len(rig.machine.runs) == 2
+
+
+def test_a_listener_is_busy_while_a_program_runs_and_no_more_once_it_has_failed_itself(
+    rig: ListenerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.prepare(wait=1)
+    assert not rig.listener.is_busy()
+    rig.announce(wait=1)
+    assert rig.listener.is_busy()
+    monkeypatch.setattr(rig.listener, "run_once", Mock(side_effect=StateError("damaged")))
+    with pytest.raises(StateError):
+        rig.listener.run()
+    assert (rig.listener.is_busy(), len(rig.machine.ended)) == (False, 1)
 
 
 @pytest.mark.parametrize("seconds", [100, 30, 9, -3, None])

@@ -88,7 +88,14 @@ class Doubles:
         self.jumps = 0
         self.was_open_to_metrics = False
 
-    def process(self, *, seconds: float, dispatchers: Any = None, faults: list[str] | None = None) -> Process:
+    def process(
+        self,
+        *,
+        seconds: float,
+        dispatchers: Any = None,
+        faults: list[str] | None = None,
+        busy_seconds: float = 0.0,
+    ) -> Process:
         parts = parts_of(
             role="forward",
             sinks=[],
@@ -101,10 +108,12 @@ class Doubles:
             meter=SimpleNamespace(jumped=self._note_jump),
             dispatchers=dispatchers or (lambda: self.sinks),
         )
+        busy_until = self.clock.monotonic() + busy_seconds
         flow = Flow(
             loops={"poll": self._loop},
             status=lambda: process_status(self.clock.now()).flow,
             faults=None if faults is None else lambda: faults,
+            is_busy=lambda: self.clock.monotonic() < busy_until,
         )
         signals = cast("Signals", MovedSignals(self.clock, seconds))
         return Process(parts, flow, signals, stop_seconds=5.0)
@@ -254,6 +263,17 @@ def test_a_loop_that_ends_on_its_own_is_an_error_unless_the_flow_does(
     rig.stop.set()
     assert rig.run(seconds=3600, faults=faults) == code
     assert rig.outbox.close.call_count == 1
+
+
+@pytest.mark.parametrize(("seconds", "code", "at_least"), [(1e6, 1, 90.0), (30.0, 0, 30.0)])
+def test_a_thread_that_ends_takes_no_program_with_it_unless_the_process_is_stopped(
+    seconds: float, code: int, at_least: float
+) -> None:
+    rig = Doubles()
+    rig.stop.set()
+    began = rig.clock.monotonic()
+    assert rig.run(seconds=seconds, busy_seconds=90.0) == code
+    assert at_least <= rig.clock.monotonic() - began < 1e6
 
 
 def test_the_faults_of_a_flow_that_ends_on_its_own_are_raised_after_the_outbox_is_closed() -> None:
