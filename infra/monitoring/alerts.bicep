@@ -96,7 +96,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} gets no valid answer from IMDS'
-          description: 'The last valid answer is {{ $value }} s old. A notice would not be seen.'
+          description: 'The last valid answer is {{ $value }} s old. A notice would not be seen, or not approved.'
           runbook_url: '${runbookUrl}#imdsbridgeimdsunreachable'
         }
         resolveConfiguration: {
