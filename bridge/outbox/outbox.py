@@ -44,7 +44,7 @@ CHUNK_ROWS = 1000
 FIRST_RETRY_SECONDS = 60.0
 FREED_ROWS = 200
 
-Freed = tuple[bool, Counter[str]]
+Freed = tuple[float, Counter[str]]
 
 
 @dataclass(eq=False)
@@ -87,7 +87,7 @@ class Outbox:
         self._changed = threading.Condition(threading.RLock())
         self._waiting: Counter[str] = Counter()
         self._urgent_at: dict[str, float] = {}  # when something urgent was stored last for each sink
-        self._has_delivered = True  # there may be events that no sink waits for
+        self._delivered_from = 0.0  # no event before this number is one that no sink waits for
         self._drops = RepeatLimit(self.clock)
         self.changes = 0
         self.epoch = uuid4().hex
@@ -194,7 +194,8 @@ class Outbox:
                     database.forget_losses(published)
                 return self._make_room(database)
 
-            self._has_delivered |= not all(held for _, held in waiting)
+            unwanted = (event.seq for event, held in waiting if not held)
+            self._delivered_from = min(self._delivered_from, *unwanted, math.inf)
             freed = self._storage.run(work, synced=True)
             self._storage.last_seq += len(added)
             self._storage.note_published(published)
@@ -258,12 +259,13 @@ class Outbox:
             # What is behind another one first, so that it need not become the first of its key.
             return sum(database.execute("delete-waiting", sink, one.seq).rowcount for one in reversed(events))
 
-        def is_delivered(database: Ledger) -> bool:
-            return any(database.execute("sinks-waiting-for", one.seq).fetchone() is None for one in events)
+        def delivered(database: Ledger) -> list[int]:
+            seqs = [one.seq for one in events if one.seq < self._delivered_from]
+            return [seq for seq in seqs if database.execute("sinks-waiting-for", seq).fetchone() is None]
 
         with self._changed:
             self._waiting[sink] -= self._storage.run(work, synced=dead is not None)
-            self._has_delivered = self._has_delivered or self._storage.run(is_delivered)
+            self._delivered_from = min(self._delivered_from, *self._storage.run(delivered), math.inf)
             self._storage.note_done(sink, (event.seq for event in events))
             self._storage.note_numbers()
 
@@ -333,7 +335,7 @@ class Outbox:
             return appended, self._make_room(database), Counter(database.counts("count-waiting"))
 
         with self._changed:
-            self._has_delivered = True
+            self._delivered_from = 0.0
             appended, freed, waiting = self._storage.run(work, synced=True)
             self._waiting = waiting + freed[1]
             self._note_freed(freed)
@@ -402,10 +404,10 @@ class Outbox:
     def _make_room(self, database: Ledger) -> Freed:
         """Keep the file, or the memory in its place, below its limit."""
         limit = min(self.max_bytes, MEMORY_BYTES) if database.is_memory else self.max_bytes - LOG_BYTES
-        return make_room(database, limit, search=self._has_delivered, is_stored=self._storage.has_stored)
+        return make_room(database, limit, start=self._delivered_from, is_stored=self._storage.has_stored)
 
     def _note_freed(self, freed: Freed) -> None:
-        self._has_delivered, lost = freed
+        self._delivered_from, lost = freed
         self._waiting -= lost
         if lost and self._drops.is_due():
             text = "the outbox reached its size limit: the oldest waiting events are dropped"
@@ -424,7 +426,7 @@ class Outbox:
             return is_stored
 
 
-def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Callable[[int], bool]) -> Freed:
+def make_room(database: Ledger, max_bytes: int, *, start: float, is_stored: Callable[[int], bool]) -> Freed:
     """Delete what is needed least until the limit holds; the caller holds the transaction.
 
     Delivered events go first, then records of work that is done, then dead letters, and at last the oldest waiting
@@ -433,16 +435,16 @@ def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Call
     Args:
         database: the file, or memory.
         max_bytes: the limit.
-        search: whether there may be events that no sink waits for.
+        start: the number from which on there may be events that no sink waits for, infinite for none.
         is_stored: tells of an event's number whether the file has the event as well, so that it is not lost.
 
     Returns:
-        Whether there may be such events left, and how many events each sink has lost.
+        From which number on there may be such events now, and how many events each sink has lost.
     """
     lost: Counter[str] = Counter()
     while database.used_bytes() > max_bytes:
-        if search:
-            search = database.execute("delete-delivered", FREED_ROWS).rowcount > 0
+        if start < math.inf:
+            start = max(database.execute("delete-delivered", start, FREED_ROWS), default=(math.inf,))[0]
         elif not (
             database.execute("delete-done-records", f"$.{rows.DONE}", FREED_ROWS).rowcount
             or _drop_dead_letters(database)
@@ -451,7 +453,7 @@ def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Call
             if found is None:
                 break
             lost.update(_drop(database, *found, is_stored=is_stored(found[0])))
-    return search, lost
+    return start, lost
 
 
 def _drop_dead_letters(database: Ledger) -> bool:

@@ -105,7 +105,8 @@ SELECT * FROM record WHERE kind = ? AND key = ?;
 SELECT * FROM record WHERE kind = ?;
 
 -- name: records-by-age
-SELECT * FROM record ORDER BY kind != 'state', saved_at DESC;
+-- The newest first: what is saved again gets a new rowid. To sort them would need a file, which a full disk refuses.
+SELECT * FROM record WHERE kind != 'state' ORDER BY rowid DESC;
 
 -- name: all-waiting
 SELECT * FROM waiting WHERE seq > ? ORDER BY seq;
@@ -120,7 +121,7 @@ SELECT sink FROM waiting WHERE seq = ?;
 SELECT * FROM waiting WHERE seq = ? ORDER BY sink;
 
 -- name: waiting-events
-SELECT event.* FROM event WHERE seq IN (SELECT seq FROM waiting) ORDER BY seq;
+SELECT event.* FROM (SELECT seq FROM waiting GROUP BY seq) AS one CROSS JOIN event ON event.seq = one.seq;
 
 -- name: pending
 SELECT event.* FROM waiting INDEXED BY waiting_by_seq JOIN event ON event.seq = waiting.seq
@@ -228,17 +229,19 @@ DELETE FROM event WHERE seq IN (
 DELETE FROM dead_letter WHERE dead_at < ? AND retry = 0;
 
 -- name: prune-records
-DELETE FROM record WHERE saved_at < ? AND kind != 'state';
+DELETE FROM record WHERE kind != 'state' AND rowid < COALESCE(
+    (SELECT MIN(rowid) FROM record WHERE saved_at >= ? AND kind != 'state'), 9e18
+);
 
 -- name: delete-delivered
 DELETE FROM event WHERE seq IN (
     SELECT seq FROM event
-    WHERE NOT EXISTS (SELECT 1 FROM waiting WHERE waiting.seq = event.seq) ORDER BY seq LIMIT ?
-);
+    WHERE seq >= ? AND NOT EXISTS (SELECT 1 FROM waiting WHERE waiting.seq = event.seq) ORDER BY seq LIMIT ?
+) RETURNING seq;
 
 -- name: delete-done-records
 DELETE FROM record WHERE rowid IN (
-    SELECT rowid FROM record WHERE kind != 'state' AND json_extract(value, ?) ORDER BY saved_at LIMIT ?
+    SELECT rowid FROM record WHERE kind != 'state' AND json_extract(value, ?) ORDER BY rowid LIMIT ?
 );
 
 -- name: delete-oldest-dead-letters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from bridge.outbox.rows import Ledger, stored_dead_letter, stored_event, stored_
 from bridge.outbox.sqlite import ERRORS, VERSION, Damaged
 
 WantedBy = Callable[[StoredEvent], Iterable[str]]
+LEAST_BYTES = 1000  # a row counts as so many at least: to copy many small ones would take long
 
 
 def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
@@ -41,13 +43,15 @@ def fill_memory(memory: Ledger, source: Ledger, *, max_bytes: int) -> None:
         sqlite3.Error: the source cannot be read any further.
     """
     left = max_bytes
-    for kind, key, value, at in map(stored_record, source.execute("records-by-age")):
-        left -= len(str(value))
-        if kind == rows.STATE or left >= 0:
-            memory.save_record(kind, key, value, at=at)
+    records = chain(source.execute("records-of", rows.STATE), source.execute("records-by-age"))
+    for kind, key, value, at in map(stored_record, records):
+        left -= max(LEAST_BYTES, len(str(value)))
+        if left < 0 and kind != rows.STATE:
+            break
+        memory.save_record(kind, key, value, at=at)
     left = max_bytes
     for event in map(stored_event, source.execute("waiting-events")):
-        left -= len(event.body)
+        left -= max(LEAST_BYTES, len(event.body))
         if left < 0:
             break
         memory.save_event(event)

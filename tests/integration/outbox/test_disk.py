@@ -130,6 +130,18 @@ def test_only_so_much_of_a_large_file_is_copied_into_memory_and_the_rest_follows
     check_recovered(tmp_path)
 
 
+def test_on_a_full_disk_what_waits_goes_out_at_once_however_much_is_remembered(tmp_path: Path) -> None:
+    many = {("relayed", f"{number:064}"): {"at": "2026-01-01T00:00:00.000Z"} for number in range(20_000)}
+    with failing_disk() as failing, closing(open_outbox(tmp_path)) as outbox:
+        commit(outbox, "1")
+        outbox.commit([], records=many)
+        failing.fail()
+        commit(outbox, "2")
+        assert drain(outbox) == ["1", "2"]
+        assert outbox.record("relayed", f"{19_999:064}") is not None, "the newest can be recognised"
+        assert outbox.record("relayed", f"{0:064}") is None, "to copy all would take long"
+
+
 def test_while_nothing_can_be_read_new_events_go_out_and_the_older_ones_follow_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

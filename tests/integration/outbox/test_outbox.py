@@ -506,6 +506,48 @@ def test_a_commit_at_the_limit_costs_little_however_much_waits(tmp_path: Path) -
     assert sum(steps) / 10 < 3000
 
 
+def test_what_is_old_is_forgotten_at_a_cost_that_does_not_grow_with_what_is_remembered(
+    tmp_path: Path,
+) -> None:
+    def cost(count: int) -> int:
+        with closing(open_outbox(tmp_path / str(count))) as outbox:
+            outbox.commit(
+                [], records={("relayed", f"{number:064}"): {"done": True} for number in range(count)}
+            )
+            outbox.max_bytes = used_bytes(outbox) + LOG_BYTES
+            commit(outbox, "new", size=9000)  # searches in vain for delivered events
+            with counted_steps(outbox) as steps:
+                outbox.prune()
+                commit(outbox, "newer", size=9000)
+            assert outbox.record("relayed", f"{0:064}") is None, "room was made"
+            return sum(steps)
+
+    assert cost(9000) < 1.5 * cost(3000)
+
+
+def test_room_is_made_by_what_a_healthy_sink_had_at_a_cost_that_does_not_grow_with_what_another_waits_for(
+    tmp_path: Path,
+) -> None:
+    sinks = {"dead": (Filter(types=[TYPE]), False), "well": EVERYTHING}
+
+    def cost(count: int) -> int:
+        with closing(open_outbox(tmp_path / str(count), sinks=sinks)) as outbox:
+            outbox.commit([event(f"{number}", type_=OTHER_TYPE) for number in range(3)])
+            outbox.commit([event(f"{number}", size=3000) for number in range(count)])
+            drain(outbox, "well")
+            outbox.max_bytes = used_bytes(outbox) + LOG_BYTES
+            commit(outbox, "new", size=9000)  # searches from the beginning
+            with counted_steps(outbox) as steps:
+                for _ in range(20):
+                    outbox.commit([event("other", type_=OTHER_TYPE, size=9000)])
+                    outbox.acknowledge("well", outbox.pending("well", 9, after=count))
+            assert outbox.backlog("well")[0] == 0
+            assert outbox.backlog("dead")[0] > count - 20
+            return sum(steps)
+
+    assert cost(900) < 1.5 * cost(300)
+
+
 def test_what_is_dropped_meanwhile_can_be_acknowledged_late(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path, max_bytes=LIMIT)) as outbox:
         commit(outbox, "0")
