@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import blake2b
 
 from bridge.events.model import StoredEvent, order_key
@@ -25,9 +24,10 @@ RECEIPTS = 1e11
 RECEIPTS_LANE, REST_LANE = 3, 4
 
 
-def not_before(event: StoredEvent) -> datetime:
-    """Return a notice's NotBefore; one without it, as of a started event, is due since it was published."""
-    return parse_iso(event.data.get("NotBeforeUtc")) or datetime.fromtimestamp(event.stored_at, UTC)
+def not_before(event: StoredEvent, otherwise: float) -> float:
+    """Return a notice's NotBefore in seconds since 1970; `otherwise` for one without it, as of a started event."""
+    at = parse_iso(event.data.get("NotBeforeUtc"))
+    return at.timestamp() if at else otherwise
 
 
 def urgency(event: StoredEvent, wall: float) -> float | None:
@@ -38,7 +38,7 @@ def urgency(event: StoredEvent, wall: float) -> float | None:
         seconds), None for the rest.
     """
     if event.type.startswith(NOTICES):
-        at = not_before(event).timestamp()
+        at = not_before(event, wall)
         return at if at > wall else wall + LATE_SECONDS
     return RECEIPTS + event.stored_at if event.type.startswith(URGENT_TYPES) else None
 

@@ -134,7 +134,10 @@ class Dispatcher:
         """
         now = self.outbox.now()
         event = self._queue.notice(now, now.steady - NOTICE_WAIT_SECONDS)
-        return iso_utc(not_before(event)) if event else None
+        if not event:
+            return None
+        at = not_before(event, now.wall - now.steady + event.stored_at)
+        return iso_utc(datetime.fromtimestamp(at, UTC))
 
     def step(self) -> float | None:
         """Do what is due; return how long to wait: None for not at all, NOTHING_WAITS if there is nothing to do."""

@@ -55,7 +55,8 @@ class Gathering(Holding):
         if is_alarm(event.envelope):
             return event.stored_at + ALARM_SECONDS
         if event.data.get("EventStatus") == "Scheduled" and event.type.startswith(NOTICES):
-            left_seconds = not_before(event).timestamp() - self.clock.wall()
+            wall = self.clock.wall()
+            left_seconds = not_before(event, wall) - wall
             return event.stored_at + max(ALARM_SECONDS, (left_seconds - SHORT_SECONDS) / NOTICE_SHARE)
         return math.inf
 
@@ -95,6 +96,6 @@ def hold_seconds(event: StoredEvent, now: datetime) -> float:
         return 0.0
     is_unannounced = not (event.type.startswith(STARTED) and event.data.get("PreviousStatus"))
     if event.type.startswith(NOTICES) and is_unannounced:
-        left_seconds = (not_before(event) - now).total_seconds()
+        left_seconds = not_before(event, now.timestamp()) - now.timestamp()
         return max(0.0, min(HOLD_SECONDS, left_seconds / NOTICE_SHARE))
     return HOLD_SECONDS

@@ -66,6 +66,15 @@ def test_only_copies_with_a_notice_wait_a_sixth_of_it_at_most(
     assert hold_seconds(given, now) == pytest.approx(expected, abs=0.01)
 
 
+def test_what_starts_without_notice_is_not_held_also_after_the_wall_clock_was_set_back(
+    rig: MovedDelivery,
+) -> None:
+    rig.clock.jump(-3600)
+    rig.commit("started", type_=STARTED, **COPY)
+    assert rig.dispatcher.step() is None
+    assert rig.received() == ["started"]
+
+
 def test_a_copy_waits_and_what_comes_meanwhile_goes_with_it_in_order(rig: MovedDelivery) -> None:
     copy(rig, "first")
     assert rig.dispatcher.step() == pytest.approx(HOLD_SECONDS / 2, abs=0.01)

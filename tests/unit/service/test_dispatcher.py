@@ -446,10 +446,10 @@ def test_dead_letters_are_sent_again_and_one_that_is_refused_again_stays_with_th
     rig.deliver()
     assert [name for name, _, _ in rig.dead()] == ["1", "2"]
     retry_all(rig)
-    rig.sink.failures.append(Rejected("422 this time"))
+    rig.sink.refuse = lambda event: Rejected("422 this time") if event.id == "1" else None
     rig.commit("3")
     rig.deliver()
-    assert (rig.received(), rig.dead()) == (["2", "3"], [("1", "rejected", "422 this time")])
+    assert (rig.received(), rig.dead()) == (["3", "2"], [("1", "rejected", "422 this time")])
     assert [row["retry"] for row in inspect.dead_letters(rig.folder)] == [False]
 
 
@@ -603,6 +603,17 @@ def test_a_jump_of_the_wall_clock_expires_nothing(make: Make) -> None:
 
 
 # --- what the log tells ---
+
+
+def test_what_has_started_is_urgent_also_after_the_wall_clock_was_set_back(rig: MovedDelivery) -> None:
+    rig.clock.jump(-3600)
+    later = iso_utc(rig.clock.now() + timedelta(seconds=600))
+    rig.commit("later", EventStatus="Scheduled", NotBeforeUtc=later)
+    rig.commit("started", type_=TYPE.replace("scheduled.v1", "started.v1"), EventStatus="Started")
+    rig.clock.advance(6)
+    assert rig.dispatcher.status().notice_until == iso_utc(rig.clock.now() - timedelta(seconds=6))
+    rig.deliver()
+    assert rig.received() == ["started", "later"]
 
 
 def test_the_debug_log_tells_what_is_chosen_and_why_events_wait(
