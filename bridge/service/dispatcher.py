@@ -88,8 +88,9 @@ class Dispatcher:
         while not self._health.is_gone:
             report_progress()
             wait_seconds = self.step()
-            if self._stop_when_drained and wait_seconds == NOTHING_WAITS:
-                break
+            is_empty = wait_seconds == NOTHING_WAITS
+            if self._stop_when_drained and is_empty and self._seen == self.outbox.changes:
+                break  # and nothing was committed since it looked
             if wait_seconds is not None:
                 self._pause(wait_seconds)
         self.sink.close()

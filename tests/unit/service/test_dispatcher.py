@@ -509,6 +509,24 @@ def test_a_running_dispatcher_notices_the_stop_while_it_waits(make: Make) -> Non
 # --- how fast ---
 
 
+def test_an_event_that_is_committed_while_the_last_step_ends_is_delivered_at_the_stop(
+    rig: MovedDelivery,
+) -> None:
+    step = rig.dispatcher.step
+
+    def commit_behind_it() -> float | None:
+        wait_seconds = step()
+        if not rig.outbox.changes:
+            rig.commit("last")
+            rig.dispatcher.stop_when_drained()
+        return wait_seconds
+
+    rig.outbox.changes = 0
+    rig.dispatcher.step = commit_behind_it  # type: ignore[method-assign]
+    rig.dispatcher.run()
+    assert rig.received() == ["last"]
+
+
 @pytest.mark.parametrize(("max_batch", "waits"), [(1, [0.25, 0.25]), (2, [0.25])])
 def test_a_rate_limit_lets_time_pass_between_requests_but_not_before_the_first(
     make: Make, max_batch: int, waits: list[float]
