@@ -173,7 +173,7 @@ class Storage:
     def keep_state(self) -> None:
         """Write down what is remembered for ever, where only memory has it: a kill must not lose it."""
         if memory := self._memory:
-            self._folder.keep(memory.database.state())
+            self._folder.keep({**memory.database.state(), rows.IS_UNREAD: memory.is_unread})
 
     def size_bytes(self) -> int:
         """Return how large the file is with its log, or what memory has."""
@@ -280,16 +280,18 @@ class Storage:
             salvage(path, file, self._wanted_by)
         given, needed = self._folder.read_numbers()
         found, kept = file.last_seq(), {} if self._used else self._folder.read_kept()
+        before = file.record(rows.STATE, rows.UNREAD_WATCH) or file.record(rows.STATE, rows.WATCH)
+        was_unread = kept.pop(rows.IS_UNREAD, False)
         file.save_state(kept)
-        if memory := self._memory:
+        memory = self._memory
+        if memory.is_unread if memory else was_unread:
+            file.save_record(rows.STATE, rows.UNREAD_WATCH, before)
+        if memory:
             needed = self.file_seq
             file.execute("delete-waiting-after", memory.own_after)
             for row in memory.done:
                 file.execute("delete-waiting", *row)
             file.forget_losses(memory.published)
-            if memory.is_unread:
-                before = file.record(rows.STATE, rows.UNREAD_WATCH) or file.record(rows.STATE, rows.WATCH)
-                file.save_record(rows.STATE, rows.UNREAD_WATCH, before, at=0.0)
             has_known = not memory.is_blind and memory.database.record(rows.STATE, rows.OWED) is not None
             is_unknown = file.record(rows.STATE, rows.OWED) and not has_known
             copy_back(memory.database, file, after=min(found, memory.own_after))
@@ -362,8 +364,9 @@ class Storage:
             # It is unknown which numbers earlier processes gave; time gives some that they did not.
             self.last_seq = max(given, time.time_ns() // 1000)
         memory = self._use_memory(error, source)
+        was_unread = bool(kept.pop(rows.IS_UNREAD, False))
         memory.database.save_state(kept)
-        memory.is_unread = memory.database.record(rows.STATE, rows.WATCH) is None
+        memory.is_unread = was_unread or memory.database.record(rows.STATE, rows.WATCH) is None
         memory.is_blind = source is None
         if source:
             source.close()

@@ -21,7 +21,7 @@ from bridge.events.model import CloudEvent
 from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS, OFF_AFTER_SECONDS
 from bridge.imds.diff import CONTINUOUS_SECONDS, Change, MissingEvent, Observation, Watch, compare
 from bridge.imds.document import Document, ScheduledEvent, parse_document
-from bridge.outbox.rows import OCCURRENCE, STATE, UNREAD_WATCH, WATCH
+from bridge.outbox.rows import ENDED, OCCURRENCE, STATE, UNREAD_WATCH, WATCH
 from bridge.runtime.json import Json
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import RepeatLimit, iso_utc, parse_iso
@@ -58,8 +58,8 @@ class Forwarder:
         self._identity = parts.identity
         self._bridge_events = BridgeEvents(parts.identity)
         self._watch = Watch.load(parts.outbox.record(STATE, WATCH))
-        # What has ended since the start, until it is known what only an unread state knows; None from then on.
-        self._ended: set[str] | None = set()
+        # What has ended until it is known what only an unread state knows; None from then on.
+        self._ended: set[str] | None = set(parts.outbox.record(STATE, ENDED) or ())
         self._body: bytes | None = None
         self._has_polled = False
         self._reachability = Reachability(parts, settings.poll_seconds)
@@ -113,7 +113,7 @@ class Forwarder:
         unread = Watch.load(self._parts.outbox.record(STATE, UNREAD_WATCH))
         missing = _missing({**unread.known, **self._watch.known}, self._watch.boot_id)
         self._watch, self._body, self._ended = Watch(), None, set()
-        return {(STATE, WATCH): "", (STATE, UNREAD_WATCH): Watch(missing=missing).dump()}
+        return {(STATE, WATCH): "", (STATE, UNREAD_WATCH): Watch(missing=missing).dump(), (STATE, ENDED): []}
 
     def poll(self, *, timeout_seconds: float | None = None) -> float | None:
         """Request the document once and process it.
@@ -186,13 +186,13 @@ class Forwarder:
         unread = Watch.load(self._parts.outbox.record(STATE, UNREAD_WATCH))
         # A first document is published as a whole, also what the state knew of it.
         present = () if self._watch.document else document.events
-        known = {*self._watch.known, *(self._ended or ()), *present}
-        self._ended = None
+        ended, self._ended = self._ended or set(), None
+        known = {*self._watch.known, *ended, *present}
         rest = {key: event for key, event in unread.known.items() if key not in known}
         missing = _missing(rest, unread.boot_id)
-        if unread.known:
+        if unread.known or ended:
             self._watch = replace(self._watch, missing={**self._watch.missing, **missing})
-            records = {(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): ""}
+            records = {(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): "", (STATE, ENDED): []}
             self._parts.outbox.commit([], records=records)
 
     def _parse(self, body: bytes) -> Document:
@@ -217,8 +217,6 @@ class Forwarder:
         if watch == before:
             return [], {}
         self._watch = watch
-        if self._ended is not None:
-            self._ended |= before.known.keys() - watch.known.keys()
         counted = self._counted(changes, are_repeated=before.document is None)
         is_witness = gap_seconds is not None and self._is_witness(before, document, changes)
         reporter = self._identity.reporter()
@@ -230,6 +228,9 @@ class Forwarder:
         own = [] if is_witness else self._own_events(before, document, ids)
         records: dict[tuple[str, str], Any] = {(STATE, WATCH): watch.dump()}
         records |= {(OCCURRENCE, change.fingerprint): count + 1 for change, count in counted}
+        if self._ended is not None:
+            self._ended |= before.known.keys() - watch.known.keys()
+            records[STATE, ENDED] = sorted(self._ended)
         if is_witness:
             records |= self._bridge_events.list_later(ids)
         _log_changes(document, changes)

@@ -265,19 +265,35 @@ def settle_with_two(station: Scripted) -> None:
     station.settle()
 
 
+def hide(station: Scripted) -> None:
+    """Restart on a state that cannot be read."""
+    station.close()
+    file = station.folder / "outbox.db"
+    file.rename(station.folder / "away")
+    file.mkdir()  # SQLite cannot open it
+    station.restart(after=1)
+
+
+def show(station: Scripted) -> None:
+    """Let the state be read again."""
+    (station.folder / "outbox.db").rmdir()
+    (station.folder / "away").rename(station.folder / "outbox.db")
+
+
 @contextmanager
 def unreadable(station: Scripted) -> Iterator[None]:
     """Restart on a state that cannot be read, and let it be read again in the end."""
-    file, away = station.folder / "outbox.db", station.folder / "away"
-    station.close()
-    file.rename(away)
-    file.mkdir()  # SQLite cannot open it
-    station.restart(after=1)
+    hide(station)
     yield
-    file.rmdir()
-    away.rename(file)
+    show(station)
     station.outbox.recover()
     assert station.outbox.storage_error is None
+
+
+def kill_in_memory(station: Scripted) -> None:
+    """End a process whose events every sink had and only memory has."""
+    station.outbox.acknowledge("all", station.outbox.pending("all", 10_000))
+    abandon(station.outbox)
 
 
 def ends(station: Scripted) -> list[str]:
@@ -307,6 +323,24 @@ def test_what_ended_while_the_state_could_not_be_read_ends_once_it_can_be(
     assert station.polled() == []
     station.restart()
     assert station.polled() == []
+
+
+@pytest.mark.parametrize(("is_told", "end"), [(False, ["ended"]), (True, [])])
+def test_what_ends_while_the_state_cannot_be_read_is_told_once_also_after_a_kill_in_memory(
+    station: Scripted, is_told: bool, end: list[str]
+) -> None:
+    settle_with_two(station)
+    hide(station)
+    if is_told:  # else this process never sees it
+        station.poll()
+    station.imds.end(FIRST)
+    station.poll()
+    assert ends(station) == (["canceled"] if is_told else [])
+    kill_in_memory(station)
+    show(station)
+    station.start()
+    station.poll_for(3)
+    assert ends(station) == end
 
 
 @pytest.mark.parametrize(("starts", "end"), [(False, "canceled"), (True, "completed")])
@@ -400,8 +434,9 @@ def see_in_memory_and_kill(
     station.poll()
     assert station.outbox.storage_error
     if is_delivered:
-        station.outbox.acknowledge("all", station.outbox.pending("all", 10_000))
-    abandon(station.outbox)
+        kill_in_memory(station)
+    else:
+        abandon(station.outbox)
     broken_disk.clear()
     station.start()
     station.events()
@@ -422,6 +457,32 @@ def test_what_was_only_known_in_memory_ends_after_a_kill(
     assert {event["data"]["EndReason"] for event in ended} == {"Restart"}
     station.restart()
     assert station.polled() == []
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_what_ended_in_memory_after_a_loss_is_over_after_another_kill(
+    station: Scripted, broken_disk: list[bool], returns: bool
+) -> None:
+    station.imds.schedule(FIRST)
+    station.settle()
+    broken_disk.append(True)
+    station.imds.schedule(SECOND)
+    station.poll()
+    abandon(station.outbox)
+    station.start()
+    assert [loss.reason for loss in station.outbox.losses()] == ["NotWritten"]
+    station.run(waits=1)
+    station.imds.end(FIRST)
+    station.poll()
+    kill_in_memory(station)
+    broken_disk.clear()
+    if returns:
+        station.imds.schedule(FIRST)
+    station.start()
+    before = len(station.all_events())
+    station.poll_for(2)
+    told = [name_of(event) for event in station.all_events()[before:]]
+    assert [name for name in told if FIRST in name] == [f"scheduledevent.scheduled {FIRST}"] * returns
 
 
 def test_what_is_still_shown_after_a_kill_in_memory_goes_on(
