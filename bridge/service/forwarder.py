@@ -183,14 +183,15 @@ class Forwarder:
 
     def _join_unread(self, document: Document) -> None:
         """Let end what is known only by a state that could not be read when this process, or one before, started."""
-        unread = Watch.load(self._parts.outbox.record(STATE, UNREAD_WATCH))
+        saved = self._parts.outbox.record(STATE, UNREAD_WATCH)
+        unread = Watch.load(saved)
         # A first document is published as a whole, also what the state knew of it.
         present = () if self._watch.document else document.events
         ended, self._ended = self._ended or set(), None
         known = {*self._watch.known, *ended, *present}
         rest = {key: event for key, event in unread.known.items() if key not in known}
         missing = _missing(rest, unread.boot_id)
-        if unread.known or ended:
+        if saved or ended:
             self._watch = replace(self._watch, missing={**self._watch.missing, **missing})
             records = {(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): "", (STATE, ENDED): []}
             self._parts.outbox.commit([], records=records)

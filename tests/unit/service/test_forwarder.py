@@ -343,6 +343,21 @@ def test_what_ends_while_the_state_cannot_be_read_is_told_once_also_after_a_kill
     assert ends(station) == end
 
 
+def test_a_state_that_could_not_be_read_twice_and_knew_nothing_the_first_time_is_read_the_second_time(
+    station: Scripted,
+) -> None:
+    station.settle()
+    for ended in ([], ["ended"]):
+        with unreadable(station):
+            if ended:
+                station.imds.end(FIRST)
+            station.poll()
+        station.poll()
+        assert ends(station) == ended
+        station.imds.schedule(FIRST)
+        station.poll()
+
+
 @pytest.mark.parametrize(("starts", "end"), [(False, "canceled"), (True, "completed")])
 def test_what_ended_in_memory_does_not_end_again_with_the_state(
     station: Scripted, starts: bool, end: str
