@@ -233,7 +233,7 @@ class ImdsClient:
             raise self._failed(f"no complete answer within {limit_seconds:.3g} s", NoAnswerError) from error
         except OSError as error:
             raise self._failed(f"the exchange was interrupted: {_reason(error)}") from error
-        except HTTPException as error:
+        except (HTTPException, ValueError) as error:
             raise self._failed(f"the answer cannot be read: {_reason(error)}") from error
         if time.monotonic() - began < LATE_SECONDS:
             self._late_seconds = LATE_SECONDS

@@ -373,6 +373,8 @@ def test_an_answer_may_arrive_in_pieces(answer: bytes, at_once: bool) -> None:
         CHUNKED + b"2\r\nok\r\n",
         CHUNKED + b"FF\r\nok\r\n",
         CHUNKED + b"zz\r\n",
+        CHUNKED + b"-1\r\nok\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nok",
         CHUNKED + b"2" * 70_000,
         b"SSH-2.0-OpenSSH\r\n\r\n",
         b"HTTP/2 200 OK\r\n\r\n",
