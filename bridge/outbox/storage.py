@@ -283,10 +283,8 @@ class Storage:
         before = file.record(rows.STATE, rows.UNREAD_WATCH) or file.record(rows.STATE, rows.WATCH)
         was_unread = kept.pop(rows.IS_UNREAD, False)
         file.save_state(kept)
-        memory = self._memory
-        if memory.is_unread if memory else was_unread:
-            file.save_record(rows.STATE, rows.UNREAD_WATCH, before)
-        if memory:
+        if memory := self._memory:
+            was_unread = memory.is_unread
             needed = self.file_seq
             file.execute("delete-waiting-after", memory.own_after)
             for row in memory.done:
@@ -297,6 +295,8 @@ class Storage:
             copy_back(memory.database, file, after=min(found, memory.own_after))
             if is_unknown:
                 file.save_record(rows.STATE, rows.LOST, True)
+        if was_unread:
+            file.save_record(rows.STATE, rows.UNREAD_WATCH, before)
         self.last_seq = max(self.last_seq, found, given)
         if self.last_seq > found:
             file.note_seq(self.last_seq)
