@@ -70,7 +70,7 @@ RETURNING state;
 -- name: hasten
 -- What is behind a first event makes it urgent, and ends the time for which it is held.
 UPDATE waiting SET
-    urgency = IIF(?3 < 1e11 OR urgency IS NULL, ?3, urgency),
+    urgency = IIF((?3 > 0 AND ?3 < 1e11) OR urgency IS NULL, ?3, urgency),
     due_at = CASE
         WHEN state = 6 THEN MIN(due_at, COALESCE(?4, 0)) WHEN state IN (2, 3) AND ?3 NOTNULL THEN MIN(due_at, ?5) ELSE due_at
     END,

@@ -753,6 +753,20 @@ def test_dead_letters_that_are_sent_again_stand_behind_notices(rig: MovedDeliver
     assert rig.received()[0] == "notice"
 
 
+def test_a_dead_letter_that_is_sent_again_makes_no_notice_of_its_event_less_urgent(
+    rig: MovedDelivery,
+) -> None:
+    rig.sink.refuse = lambda _: Rejected("400", status=400)
+    rig.commit("old", type_=TYPE.replace("scheduled.v1", "started.v1"), subject="E")
+    rig.deliver()
+    rig.sink.refuse = lambda _: None
+    rig.commit("document", type_=OTHER_TYPE)
+    rig.commit("new", subject="E", NotBeforeUtc=in_seconds(rig, 30))
+    retry_all(rig)
+    rig.deliver()
+    assert rig.received()[0] == "new"
+
+
 def test_what_is_too_old_is_dead_lettered_many_at_a_time(make: Make) -> None:
     rig = make(max_age_seconds=3600.0)
     rig.commit(*map(str, range(300)), type_=OTHER_TYPE)
