@@ -115,7 +115,8 @@ class Dispatcher:
         now, held_until = self.clock.steady(), self._held_until
         waits_from = now if self.sink.is_at_work else max(since or now, held_until)
         waits_seconds = since and max(0.0, round(now - waits_from, 1))
-        retry_at = self.clock.wall() - now + (self._retry_at if failures else math.inf)
+        is_retried = failures and not self._health.is_gone
+        retry_at = self.clock.wall() - now + (self._retry_at if is_retried else math.inf)
         return SinkStatus(
             state=self._health.state(is_failing=failures > 0),
             backlog=backlog,

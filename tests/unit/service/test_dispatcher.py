@@ -258,7 +258,7 @@ def test_a_receiver_that_is_gone_gets_no_more_events_and_none_is_lost(
     rig.run_to_the_end()
     assert (rig.received(), rig.dead(), rig.sink.is_closed) == ([], [], True)
     status = rig.dispatcher.status()
-    assert (status.state, status.backlog) == ("gone", 3)
+    assert (status.state, status.backlog, status.next_retry_at) == ("gone", 3, None)
     assert [record.levelno for record in caplog.records if "410 Gone" in record.message] == [logging.ERROR]
 
 
