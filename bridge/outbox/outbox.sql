@@ -226,7 +226,9 @@ DELETE FROM event WHERE seq IN (
 );
 
 -- name: prune-dead-letters
-DELETE FROM dead_letter WHERE dead_at < ? AND retry = 0;
+DELETE FROM dead_letter WHERE retry = 0 AND number < COALESCE(
+    (SELECT MIN(number) FROM dead_letter WHERE dead_at >= ?), 9e18
+);
 
 -- name: prune-records
 DELETE FROM record WHERE kind != 'state' AND rowid < COALESCE(

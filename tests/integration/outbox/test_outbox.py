@@ -525,6 +525,23 @@ def test_what_is_old_is_forgotten_at_a_cost_that_does_not_grow_with_what_is_reme
     assert cost(9000) < 1.5 * cost(3000)
 
 
+def test_old_dead_letters_are_deleted_at_a_cost_that_does_not_grow_with_the_others(tmp_path: Path) -> None:
+    def cost(count: int) -> int:
+        clock = MovedClock()
+        with closing(open_outbox(tmp_path / str(count), clock=clock, retain_seconds=1e9)) as outbox:
+            for more in (1, count):
+                clock.advance(DEAD_LETTER_SECONDS - 1)
+                outbox.commit([event(f"{number}") for number in range(more)])
+                outbox.acknowledge("a", outbox.pending("a", more), dead=("rejected", "400"))
+            clock.advance(2)
+            with counted_steps(outbox) as steps:
+                outbox.prune()
+            assert outbox.dead_letter_counts() == {"a": count}
+            return sum(steps)
+
+    assert cost(3000) < 1.5 * cost(1000) + 100
+
+
 def test_room_is_made_by_what_a_healthy_sink_had_at_a_cost_that_does_not_grow_with_what_another_waits_for(
     tmp_path: Path,
 ) -> None:
