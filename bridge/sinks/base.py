@@ -32,9 +32,9 @@ class Sink(Protocol):
     Duties:
         - All methods are called from one thread, the sink's own; no two calls overlap.
         - Every call may block, but not longer than a time limit of its own.
-        - What the receiver or the network does is raised as a DeliveryError, or as the HungError of a Worker: Unavailable may be
-          sent again later, Misconfigured needs another address or credential (`reload` is called before the next
-          try), Rejected will never be accepted, Gone ends all deliveries.
+        - What the receiver or the network does is raised as a DeliveryError, or as a Worker's HungError: Unavailable
+          may be sent again later, Misconfigured needs another address or credential (`reload` is called before the
+          next try), Rejected will never be accepted, Gone ends all deliveries.
         - No error and no log line contains a secret.
         - A receiver may get an event twice, but never in an order that `send` was not given.
     """

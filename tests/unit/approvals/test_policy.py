@@ -205,6 +205,7 @@ CRITERIA: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("max_duration_seconds", "min_duration_seconds"), st.integers(0, 30)),
     **dict.fromkeys(("min_notice_seconds", "max_notice_seconds"), st.integers(0, 1000)),
 }
+assert CRITERIA.keys() == RuleSettings.model_fields.keys()
 RULES = (
     st.fixed_dictionaries({}, optional=CRITERIA)
     .filter(
