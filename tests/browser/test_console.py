@@ -22,8 +22,8 @@ from tests.support.console import (
     console_at,
     event,
     event_id,
-    free_address,
 )
+from tests.support.ports import free_address
 from tests.support.servicebus import ServiceBusLab
 
 PHONE: ViewportSize = {"width": 320, "height": 640}  # also a desktop of 1280 pixels at 400%: WCAG 1.4.10

@@ -20,9 +20,9 @@ from tests.support.console import (
     console_at,
     event,
     event_id,
-    free_address,
     maintenance,
 )
+from tests.support.ports import free_address
 from tests.support.servicebus import ServiceBusLab
 
 DESKTOP: ViewportSize = {"width": 1280, "height": 800}

@@ -45,6 +45,7 @@ from bridge.runtime.time import Clock
 from tests.support.bus import QUEUE
 from tests.support.clock import MovedClock
 from tests.support.only import only
+from tests.support.ports import free_address
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.samples import http_date, scheduled_event
 from tests.support.status import process_status
@@ -409,12 +410,6 @@ def behind_proxy(**more: Any) -> dict[str, Any]:
         "ingest": {"bearer_token": TOKEN},
         **more,
     }
-
-
-def free_address() -> str:
-    """Return an address of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def signed_in(name: str) -> dict[str, str]:

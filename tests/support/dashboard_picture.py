@@ -21,8 +21,9 @@ from infra.monitoring.generate import FOLDER, Panel, panels
 from tests.support.bus import QUEUE, TOPIC, Sender, bus_config, command
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
+from tests.support.ports import free_port
 from tests.support.process import Forward, wait_until
-from tests.support.prometheus import Prometheus, free_port, prometheus
+from tests.support.prometheus import Prometheus, prometheus
 from tests.support.servicebus import ServiceBusLab
 
 PICTURE = FOLDER / "dashboard.svg"

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import requests
 
+from tests.support.ports import free_address
 from tests.support.process import environment, wait_until
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        return int(free.getsockname()[1])
 
 
 class Prometheus:
     """Where a running Prometheus answers."""
 
     def __init__(self) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = free_address()
 
     def ask(self, api: str, **parameters: Any) -> list[dict[str, Any]]:
         """Return the result of `query` or `query_range`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from bridge.lab.servicebus.connection import Connection
 from bridge.lab.servicebus.links import Consumer, Endpoint, Producer
 from bridge.lab.servicebus.messages import ARGUMENT, BUSY, DETACH_FORCED, UNAUTHORIZED, Message, Refused
 from bridge.lab.servicebus.queues import MessageQueue
+from tests.support.ports import ReservedPorts
 
 T = TypeVar("T")
 
@@ -306,7 +308,14 @@ class ServiceBusLab(server.ServiceBusLab):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._ahead_seconds = 0.0
-        super().__init__(*arguments, **options)
+        self._reserved = ReservedPorts()  # also during an outage
+        port = 0 if sys.platform == "win32" else self._reserved.first
+        super().__init__(*arguments, **{"port": port, **options})
+
+    def stop(self) -> None:
+        """Close all connections and stop."""
+        super().stop()
+        self._reserved.close()
 
     @property
     def clients(self) -> list[Connection]:

@@ -22,8 +22,8 @@ from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.only import only
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 from tests.support.process import toml, wait_until
-from tests.support.prometheus import free_port
 from tests.support.relay import SUBSCRIPTION, TOPIC, fleet_bus
 from tests.support.servicebus import ServiceBusLab
 from tests.systemd.machine import Machine, booted

@@ -34,8 +34,9 @@ from tests.support.disk import small_disk
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.outbox import open_outbox
+from tests.support.ports import free_port
 from tests.support.process import Forward
-from tests.support.prometheus import free_port, prometheus
+from tests.support.prometheus import prometheus
 from tests.support.servicebus import ServiceBusLab
 
 SECONDS = 780

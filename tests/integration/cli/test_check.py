@@ -25,6 +25,7 @@ from tests.support.disk import small_disk
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.outbox import event, open_outbox
+from tests.support.ports import free_address
 from tests.support.process import RawServer, answering, closed_port, toml
 from tests.support.servicebus import ServiceBusLab
 from tests.support.sinks import set_proxy
@@ -445,8 +446,7 @@ def test_a_metrics_port_in_use_fails_unless_the_process_has_it(cli: Cli, inbox: 
 
 def test_a_port_that_two_processes_share_is_said_to_be_two(cli: Cli) -> None:
     approvals = {"auto": [{"event_type": ["Freeze"]}]}
-    with closed_port() as url:
-        listen = urlsplit(url).netloc
+    listen = free_address()
     cli.here(metrics={"listen": listen}, approvals=approvals)
     message = f"{listen} is free; of forward and listen, the second takes the next port"
     assert cli.check().row(check="metrics", result="ok")["message"] == message

@@ -6,7 +6,7 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from http.client import HTTPConnection
 
@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from bridge.service import metrics
 from bridge.service.metrics import Meter, MetricsServer
 from tests.support.clock import MovedClock
+from tests.support.ports import ReservedPorts
 from tests.support.status import process_status
 
 
@@ -78,15 +79,10 @@ def test_a_client_that_sends_nothing_blocks_no_other(served: Served) -> None:
 
 
 @pytest.fixture
-def four_ports() -> int:
-    """Return the first of four ports in a row that are free."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as found, ExitStack() as rest:
-            first: int = found.getsockname()[1]
-            with suppress(OSError, OverflowError):
-                for port in range(first + 1, first + 4):
-                    rest.enter_context(socket.create_server(("127.0.0.1", port)))
-                return first
+def four_ports() -> Iterator[int]:
+    """Return the first of four ports in a row that nobody else is given."""
+    with closing(ReservedPorts(4)) as ports:
+        yield ports.first
 
 
 def test_processes_with_one_configuration_take_one_port_after_the_other_and_keep_it(four_ports: int) -> None:

@@ -6,7 +6,7 @@ import gc
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -104,6 +104,15 @@ def test_the_entities_can_be_looked_into_also_after_the_end(lab: ServiceBusLab) 
         while client.recv(1000):
             pass
     assert (held(lab), lab.connections, lab.failures) == ([b"3"], 0, ())
+
+
+@pytest.mark.posix("Windows reserves no port")
+def test_during_an_outage_nobody_else_is_given_the_port(lab: ServiceBusLab) -> None:
+    lab.stop_listening()
+    with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", lab.port))
+    lab.listen_again()
+    put(lab, "one")
 
 
 def test_a_dropped_connection_leaves_its_messages_locked_and_frees_its_session(lab: ServiceBusLab) -> None:
