@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
 import platform
 import socket
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from bridge.runtime import text
+from bridge.runtime import text, threads
+from bridge.runtime.threads import PAUSE_SECONDS
 from tests.support.skips import pytest_runtest_makereport, pytest_terminal_summary  # noqa: F401 - pytest calls them
 
 if TYPE_CHECKING:
@@ -76,6 +78,23 @@ def rules_of_the_suite(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     if suite == "unit":
         monkeypatch.setattr(socket.socket, "__init__", _refuse)
         monkeypatch.setattr(subprocess.Popen, "__init__", _refuse)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no pause of this machine count, which lets clients connect again: a test that is about one makes it."""
+    monkeypatch.setattr(threads, "PAUSE_SECONDS", math.inf)
+
+
+@pytest.fixture
+def hold_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function after which this process was held up for ten seconds."""
+
+    def hold_up() -> None:
+        monkeypatch.setattr(threads.pauses, "_beat_at", time.time() - 10)
+        monkeypatch.setattr(threads, "PAUSE_SECONDS", PAUSE_SECONDS)
+
+    return hold_up
 
 
 @pytest.fixture

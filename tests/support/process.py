@@ -331,9 +331,8 @@ class RawServer:
         self.url = f"{'https' if tls else 'http'}://{address[0]}:{self.port}"
         self._open: list[socket.socket] = []
         self.connections = 0
-        self.forgotten = (
-            0  # how many first connections lose all that comes, as at a NAT; `forwarding` reads it
-        )
+        # How many first connections lose all that comes, as at a NAT, and how many bytes that was, for `forwarding`.
+        self.forgotten = self.lost_bytes = 0
         self.requests: list[str] = []
         self.ended = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()

@@ -187,6 +187,8 @@ def _relay(server: RawServer, *ends: socket.socket, is_forgotten: Callable[[], b
         for end in unread or select.select(ends, [], [], 0.05)[0]:
             if not (more := end.recv(65536)):
                 return
-            if not is_forgotten():
+            if is_forgotten():
+                server.lost_bytes += len(more)
+            else:
                 with suppress(ConnectionError):  # what the other end sent before it closed is still carried
                     others[end].sendall(more)

@@ -7,8 +7,7 @@ import re
 import select
 import socket
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from bridge.imds import client as client_module
 from bridge.imds.client import CALL_SECONDS, EVENTS_PATH, MAX_BODY_BYTES, ImdsClient
 from bridge.imds.instance import Vm, parse_vm
 from bridge.lab import rendering
-from bridge.runtime.threads import pauses
 from tests.support.clock import MovedClock
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent, wait_until
@@ -202,12 +200,12 @@ def test_a_connection_is_kept_for_every_request_until_the_server_closes_it() -> 
 
 
 def test_a_connection_that_was_open_across_a_pause_of_the_process_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
+    hold_up: Callable[[], None],
 ) -> None:
     with RawServer(answering(OK)) as server:
         imds = client(server.url)
         imds.document()
-        monkeypatch.setattr(pauses, "_beat_at", time.time() - 10)
+        hold_up()
         imds.document()
     assert server.connections == 2
 
