@@ -147,6 +147,7 @@ def on_bus(stack: ExitStack) -> Station:
 def station(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Station]:
     for pause in ("IDLE_SECONDS", "REST_SECONDS", "RELEASE_PAUSE_SECONDS"):
         monkeypatch.setattr(bus_receiver, pause, 0.05)
+    monkeypatch.setattr(bus_receiver, "STOP_SECONDS", LIMIT_SECONDS)  # of which a slow machine takes some
     with ExitStack() as stack:
         made: Station = request.param(stack)
         stack.callback(made.end)

@@ -177,7 +177,7 @@ def over_http(sink: Sink, inbox: Inbox, refusals: Mapping[str, type[DeliveryErro
         inbox.fault("503")
 
     def hang() -> Callable[[], None]:
-        inbox.fault("slow", seconds=600)
+        inbox.fault("slow", seconds=600, count=None)  # an earlier request may still be on its way
         return inbox.clear_faults
 
     common = {"503": Unavailable, "401": Misconfigured, "drop": Unavailable, "302": Misconfigured}

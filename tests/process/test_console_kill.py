@@ -83,9 +83,9 @@ def test_a_second_console_on_the_same_state_is_refused_and_the_status_says_wheth
     tmp_path: Path,
 ) -> None:
     with ConsoleProcess(tmp_path) as console:
+        console.wait_for_status(lambda status: status["running"])
         result = run("console", "--config", console.config)
         status = run("status", "--role", "console", "--config", console.config)
-        assert console.status()["running"] is True
         assert console.stop() == 0
         assert console.status()["running"] is False
     assert (result.returncode, "is held by process" in result.stderr) == (3, True)

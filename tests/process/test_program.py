@@ -49,8 +49,10 @@ def of_shell(script: str, **options: Any) -> Result:
 
 
 @pytest.fixture(autouse=True)
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a program end soon, and a busy machine take its time to read what it wrote."""
     monkeypatch.setattr("bridge.runtime.program.KILL_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr("bridge.runtime.program._LAST_READ_SECONDS", LONG_SECONDS)
 
 
 @pytest.fixture
@@ -130,7 +132,10 @@ def test_what_a_program_leaves_in_its_group_ends_with_it_and_delays_nothing(file
 
 
 @of_posix
-def test_a_daemon_that_keeps_the_output_open_and_writes_delays_nothing(file: Path) -> None:
+def test_a_daemon_that_keeps_the_output_open_and_writes_delays_nothing(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.runtime.program._LAST_READ_SECONDS", 0.5)
     daemon = f"setsid sh -c 'echo $$ > {file}; while :; do echo x; done' &"
     assert of_shell(f"{daemon} until [ -s {file} ]; do :; done").fault == ""
     with suppress(ProcessLookupError):  # a closed pipe may have ended it
@@ -243,7 +248,7 @@ def test_a_program_ends_before_its_process(file: Path, patience_seconds: float, 
     script = f"""
 import time
 from bridge.runtime import program
-program.KILL_AFTER_SECONDS = {patience_seconds}
+program.KILL_AFTER_SECONDS, program._LAST_READ_SECONDS = {patience_seconds}, {LONG_SECONDS}
 command = ["/bin/sh", "-c", "echo $$ > {file}; {program}"]
 run = program.Run(command, b"", {{}}, timeout_seconds=3600)
 run.start()

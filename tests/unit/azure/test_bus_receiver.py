@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -36,6 +38,7 @@ from bridge.config.values import UNTRUSTED
 from bridge.errors import DeliveryError, HungError, Misconfigured, Unavailable
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
+from bridge.runtime.worker import Worker
 from tests.support.bus_messages import APPLICATION, DATA, PROPERTIES, SEQUENCE, VALUE, section
 from tests.support.clock import MovedClock
 from tests.support.diff import steady, trials
@@ -63,12 +66,14 @@ class FakeSdk:
     def __init__(self) -> None:
         self._handler = SimpleNamespace(_shutdown=False, _connection=None)
         self.released = threading.Event()
+        self.hung = 0
         self.on_open: Callable[[], None] = lambda: None
         self.on_receive: Callable[[], None] = lambda: None
         self.opened = 0
 
     def hang(self) -> None:
         """Return only when the test ends."""
+        self.hung += 1
         self.released.wait(LIMIT_SECONDS)
 
     def get_queue_receiver(self, _: str, **__: Any) -> FakeSdk:
@@ -138,7 +143,15 @@ def test_calls_that_hang_end_run_once_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
     call: str,
 ) -> None:
-    monkeypatch.setattr(bus_receiver, "OPEN_SECONDS", 0.1)
+    left = 0
+
+    def wait_until_it_hangs(_: Worker, outcome: Future[Any], deadline: float) -> None:
+        nonlocal left
+        assert deadline < time.monotonic() + 2 * LIMIT_SECONDS
+        wait_until(lambda: outcome.done() or sdk.hung > left)
+        left += not outcome.done()
+
+    monkeypatch.setattr(Worker, "_wait", wait_until_it_hangs)
     setattr(sdk, call, sdk.hang)
     with pytest.raises(HungError) as caught:
         receiver.run()
