@@ -14,7 +14,7 @@ from bridge.imds.client import EVENTS_PATH
 from tests.support.imds_lab import ImdsLab
 from tests.support.only import only
 from tests.support.paths import ROOT
-from tests.support.process import Forward, run, wait_until
+from tests.support.process import LIMIT_SECONDS, Forward, run, wait_until
 
 # It notes when it begins and ends, and for what; it ends once the file `hold` is not there, with the code in `code`.
 PROGRAM = """#!/bin/sh
@@ -133,7 +133,7 @@ def test_an_event_that_is_canceled_in_mid_drain_recovers_after_the_drain_has_end
         wait_until(lambda: vm.story[-1] == "recover ends" and len(vm.story) == 8, describe=lambda: vm.listen)
 
 
-@pytest.mark.parametrize("seconds", [9, -3])
+@pytest.mark.parametrize("seconds", [100, -3])
 def test_an_eviction_is_drained_at_once_and_a_moved_not_before_repeats_nothing(
     vm: Vm, imds: ImdsLab, seconds: int
 ) -> None:
@@ -144,14 +144,15 @@ def test_an_eviction_is_drained_at_once_and_a_moved_not_before_repeats_nothing(
         at = datetime.now(UTC) + timedelta(seconds=seconds)
         imds.update(event, NotBefore=format_datetime(at, usegmt=True))
         asked = len(imds.requests())
-        wait_until(lambda: len(imds.requests()) > asked, describe=lambda: vm.listen)
-        wait_until(lambda: vm.story, timeout_seconds=1.5, describe=lambda: vm.listen)
+        wait_until(lambda: vm.story, describe=lambda: vm.listen)
+        began_at = (vm.folder / "story").stat().st_mtime
+        assert sum(one.wall < began_at for one in imds.requests()[asked:]) <= 3  # one a second
         imds.update(event, NotBefore=format_datetime(at + timedelta(seconds=1), usegmt=True))
         imds.start(event)
         vm.wait_for_documents(2)
         vm.wait("drain begins")
         left = int((vm.folder / "story").read_text().split()[-1])
-        assert max(0, seconds - 5) <= left <= max(0, seconds)
+        assert max(0, seconds - LIMIT_SECONDS) <= left <= max(0, seconds)
 
 
 def test_the_command_recover_waits_for_events_and_ends_what_fails(vm: Vm, imds: ImdsLab) -> None:
