@@ -101,7 +101,7 @@ def test_behind_an_event_that_never_ends_a_program_starts_at_its_deadline_and_no
     tmp_path: Path,
 ) -> None:
     with running(tmp_path, max_unavailable=1, run_timeout_seconds=5) as group:
-        group.imds.start(group.schedule("web-2", event_type="Redeploy"))
+        group.schedule("web-2", event_type="Redeploy", event_status="Started")
         late = group.schedule("web-0", notice_seconds=15 + 5)
         wait_until(lambda: group.prepared("web-0"), timeout_seconds=LIMIT_SECONDS)
         assert group.imds.approvals == []

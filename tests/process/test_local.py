@@ -140,10 +140,11 @@ def test_an_eviction_is_drained_at_once_and_a_moved_not_before_repeats_nothing(
     vm.hold("drain")
     with vm.listen:
         wait_until(imds.requests)
-        event = vm.schedule(event_type="Preempt")
-        at = datetime.now(UTC) + timedelta(seconds=seconds)
-        imds.update(event, NotBefore=format_datetime(at, usegmt=True))
-        asked = len(imds.requests())
+        with imds.at_once():
+            event = vm.schedule(event_type="Preempt")
+            at = datetime.now(UTC) + timedelta(seconds=seconds)
+            imds.update(event, NotBefore=format_datetime(at, usegmt=True))
+            asked = len(imds.requests())
         wait_until(lambda: vm.story, describe=lambda: vm.listen)
         began_at = (vm.folder / "story").stat().st_mtime
         assert sum(one.wall < began_at for one in imds.requests()[asked:]) <= 3  # one a second

@@ -75,7 +75,7 @@ def test_a_full_disk_ends_no_process_and_loses_no_notice(tmp_path: Path) -> None
             forward.kill()
         with forward:
             wait_for_notice(forward, schedule(lab, 20_000))
-            assert errors(forward) >= 2, forward
+            wait_until(lambda: errors(forward) >= 2, describe=lambda: forward)
             forward.kill()
         with forward:
             wait_for_notice(forward, schedule(lab))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -47,6 +48,12 @@ class ImdsLab(imds.ImdsLab):
         """Serve exactly this document; None serves the events again."""
         with self._changed:
             self._served = document
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let nobody see a document between the changes that are made meanwhile."""
+        with self._changed:
+            yield
 
     def _document(self, request: HttpRequest) -> Answer:
         if isinstance(self._served, bytes):
