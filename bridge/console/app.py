@@ -34,7 +34,7 @@ from starlette.responses import (
     StreamingResponse,
 )
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridge import __version__
 from bridge.config.console import ConsoleSettings
@@ -141,7 +141,16 @@ class Web:
             },
         )
         application.router.redirect_slashes = False
-        return Guard(GZipMiddleware(application), settings=self.settings, clock=self.clock, refuse=self.error)
+        guard = Guard(
+            GZipMiddleware(application), settings=self.settings, clock=self.clock, refuse=self.error
+        )
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            # Before the store is read: an open page never fetches a version again that it seems to show.
+            scope.setdefault("state", {})["version"] = self.ingest.writer.version
+            await guard(scope, receive, send)
+
+        return answer
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -507,7 +516,7 @@ class Web:
         common = {
             "person": request.state.person,
             "page": template.partition(".")[0],
-            "version": self.ingest.writer.version,
+            "version": request.state.version,
             "mine": _filter(request).only(*rows.OF_PLACE).query(),
             "settings": self.settings,
             "ingest_url": f"{self.settings.public_url or self.address}/ingest",

@@ -125,11 +125,11 @@ class Writer:
         self.repeated += added.repeated
         if added.new:
             self.last_received_at = self._clock.now()
-        for _, future in waiting:
-            future.set_result(None)
         if added.is_change:
             self.version += 1
             self._on_change()
+        for _, future in waiting:  # last: who knows of the commit may rely on the rest
+            future.set_result(None)
 
     def _commit_each(self, waiting: list[_Waiting], error: Exception) -> None:
         """Let one sender's events that cannot be stored hold up no other sender."""

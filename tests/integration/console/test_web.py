@@ -7,7 +7,10 @@ import html
 import itertools
 import json
 import re
+import sqlite3
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -28,13 +31,16 @@ from tests.support.console import (
     FleetVm,
     RunningConsole,
     Shown,
+    ask,
     batch,
     behind_proxy,
     break_readers,
     console_at,
     event,
     event_id,
+    received,
     text_of,
+    web_of,
 )
 from tests.support.only import only
 
@@ -168,6 +174,37 @@ def test_open_pages_hear_of_a_change_and_again_and_again_that_there_is_none(
         first = set(itertools.islice(versions, 4))
         console.send(FleetVm("live").heartbeat())
         assert next(version for version in versions if version not in first) > only(first)
+
+
+@pytest.mark.parametrize("path", ["/", "/fleet", "/history", page_of("known"), page_of("not yet known")])
+def test_a_page_does_not_claim_to_show_what_is_committed_while_it_is_made(
+    seen: Shown, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    seen.add(FleetVm("web-0").change("scheduled", event("known")))
+    web = web_of(seen.store, seen.clock)
+    reading = seen.store.reading
+
+    @contextmanager
+    def commit_after_reading() -> Iterator[sqlite3.Connection]:
+        try:
+            with reading() as connection:
+                yield connection
+        finally:
+            web.ingest.writer.version += 1
+
+    monkeypatch.setattr(seen.store, "reading", commit_after_reading)
+    page = asyncio.run(ask(web, [path]))[path].text
+    assert web.ingest.writer.version > 0
+    assert 'data-version="0"' in page
+
+
+def test_who_hears_of_a_commit_finds_its_version(seen: Shown) -> None:
+    writer = seen.writer()
+    versions: list[int] = []
+    future = writer.submit(received(FleetVm("web-0").heartbeat()))
+    future.add_done_callback(lambda _: versions.append(writer.version))
+    writer.run_once(0)
+    assert versions == [1]
 
 
 @pytest.mark.parametrize(("pages", "apart"), [(1, live.APART_SECONDS), (20, 2.0), (200, live.REPEAT_SECONDS)])
