@@ -109,6 +109,7 @@ class Run:
 
     def start(self) -> None:
         """Run the program in a thread, which logs how it ended."""
+        _running.add(self)  # before the thread begins, or the end of this process would not wait for it
         start_thread(f"program {self._command[0]}", lambda: self.finish(is_logged=True))
 
     def end(self) -> None:

@@ -6,7 +6,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.program import Result, Run, _end_all
+from bridge.runtime.threads import start_thread
 from bridge.sinks.exec import ExecSettings, ExecSink
 from tests.support.only import only
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
@@ -278,3 +281,24 @@ def test_the_end_of_this_process_waits_until_a_run_has_logged_how_it_ended(
     assert [record.getMessage() for record in caplog.records] == [
         "/bin/sh has ended: it was ended by imds-bridge"
     ]
+
+
+@of_posix
+def test_the_end_of_this_process_waits_for_a_run_whose_thread_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = threading.Timer(0.2, lambda: None)
+
+    def start_late(name: str, target: Callable[[], object]) -> threading.Thread:
+        monkeypatch.setattr("bridge.runtime.program.start_thread", start_thread)
+        begin.function = lambda: start_thread(name, target)
+        begin.start()
+        return begin
+
+    monkeypatch.setattr("bridge.runtime.program.start_thread", start_late)
+    run = make("sleep 60")
+    run.start()
+    _end_all()
+    begin.join()
+    assert run.result
+    assert run.result.ended_by == "stop"
