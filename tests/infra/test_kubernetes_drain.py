@@ -52,8 +52,10 @@ def run(api: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     def run_once(*arguments: str, seconds_left: float | None = None, **variables: str) -> tuple[int, str]:
         if seconds_left is not None:
-            not_before = datetime.now(UTC) + timedelta(seconds=seconds_left)
-            variables["IMDS_BRIDGE_NOT_BEFORE"] = iso_utc(not_before)
+            now = datetime.now(UTC)  # which stays: a busy machine needs seconds for a few requests
+            frozen = type("Frozen", (datetime,), {"now": staticmethod(lambda _: now)})
+            monkeypatch.setattr(drain, "datetime", frozen)
+            variables["IMDS_BRIDGE_NOT_BEFORE"] = iso_utc(now + timedelta(seconds=seconds_left))
         for name, value in (variables_of(api) | variables).items():
             monkeypatch.setenv(name, value)
         return drain.main([*(arguments or ["drain"]), "--account", str(api.folder)]), capsys.readouterr().out
