@@ -21,7 +21,7 @@ from tests.support.bus import Sender, message
 from tests.support.clock import MovedClock
 from tests.support.console import FleetVm, event, event_id, running_console, shown
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
-from tests.support.process import wait_until
+from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.relay import TOPIC, fleet_bus, source, subscription
 from tests.support.servicebus import ServiceBusLab
 
@@ -55,9 +55,9 @@ class ConsoleOnQueue:
     @contextmanager
     def receiving(self) -> Iterator[threading.Thread]:
         """Let the input work once, beside the writer and until its end."""
-        thread = start_thread("bus", lambda: self.bus.run_once(5.0))
+        thread = start_thread("bus", lambda: self.bus.run_once(LIMIT_SECONDS))
         yield thread
-        thread.join(10)
+        thread.join(LIMIT_SECONDS)
         assert not thread.is_alive()
 
 
@@ -73,7 +73,7 @@ def test_a_message_is_completed_only_after_the_commit(rig: ConsoleOnQueue) -> No
     with rig.receiving():
         wait_until(lambda: rig.receiver.status().unsettled == 1)
         assert not rig.queue.completed
-        rig.writer.run_once(5.0)
+        rig.writer.run_once(LIMIT_SECONDS)
     assert len(rig.queue.completed) == 1
 
 
@@ -81,7 +81,7 @@ def test_a_message_stays_on_the_bus_while_the_store_fails(rig: ConsoleOnQueue) -
     rig.store.close()
     rig.send("web-0")
     with rig.receiving():
-        rig.writer.run_once(5.0)
+        rig.writer.run_once(LIMIT_SECONDS)
         assert rig.writer.error
         rig.stop.set()
     assert rig.receiver.settled == []
@@ -120,9 +120,9 @@ def test_a_message_that_is_delivered_again_counts_once(
     rig.send("web-0")
     with monkeypatch.context() as patch, rig.receiving():
         patch.setattr(rig.receiver, "settle", lambda *_: rig.receiver.disconnect())  # the lock is lost
-        rig.writer.run_once(5.0)
+        rig.writer.run_once(LIMIT_SECONDS)
     with rig.receiving():
-        rig.writer.run_once(5.0)
+        rig.writer.run_once(LIMIT_SECONDS)
     assert (len(rig.queue.completed), rig.writer.received, rig.writer.repeated) == (1, 1, 1)
 
 
