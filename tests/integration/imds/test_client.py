@@ -15,7 +15,7 @@ import pytest
 from bridge.config.models import ImdsSettings
 from bridge.errors import ImdsError
 from bridge.imds import client as client_module
-from bridge.imds.client import CALL_SECONDS, EVENTS_PATH, MAX_BODY_BYTES, ImdsClient
+from bridge.imds.client import CALL_SECONDS, EVENTS_PATH, LATE_SECONDS, MAX_BODY_BYTES, ImdsClient
 from bridge.imds.instance import Vm, parse_vm
 from bridge.lab import rendering
 from tests.support.clock import MovedClock
@@ -196,7 +196,7 @@ def test_a_connection_is_kept_for_every_request_until_the_server_closes_it() -> 
         assert imds.instance().name == "web-0"
         assert imds.document() == compute
     assert (len(server.requests), server.connections) == (4, 2)
-    assert client_module.LATE_SECONDS == 2  # so that late requests stay within what IMDS allows
+    assert LATE_SECONDS == 2  # so that late requests stay within what IMDS allows
 
 
 def test_a_connection_that_was_open_across_a_pause_of_the_process_is_replaced(
