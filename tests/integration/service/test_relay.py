@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,47 +106,55 @@ def test_more_messages_flow_without_a_disk_than_can_be_unsettled_at_once(
 
 
 @pytest.fixture
-def rig_of_the_dead(
+def relay_of_the_dead(
     tmp_path: Path, bus: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[RelayRig]:
+) -> AbstractContextManager[RelayRig]:
     """Return a relay that renews locks often, without a disk, and whose sink takes nothing."""
     monkeypatch.setattr(bus_receiver, "RENEW_AT_LATEST_SECONDS", 0.2)
-    rig = RelayRig(tmp_path, bus)
-    die(*rig.sinks)
-    with failing_disk() as disk, rig:
-        disk.fail()
-        yield rig
-        disk.recover()
+
+    @contextmanager
+    def running() -> Iterator[RelayRig]:  # within the test: pytest itself needs a disk for what it says of it
+        rig = RelayRig(tmp_path, bus)
+        die(*rig.sinks)
+        with failing_disk() as disk, rig:
+            disk.fail()
+            yield rig
+            disk.recover()
+
+    return running()
 
 
 def test_an_uncompleted_message_keeps_its_lock_for_longer_than_a_lock_lasts(
-    rig_of_the_dead: RelayRig, bus: ServiceBusLab, sender: Sender
+    relay_of_the_dead: AbstractContextManager[RelayRig], bus: ServiceBusLab, sender: Sender
 ) -> None:
-    rig = rig_of_the_dead
-    sender.send(*map(event_message, names(3)))
-    rig.wait_for_status(uncompleted=3)
-    for _ in range(3):
-        wait_until_renewed(rig)
-        bus.advance(LOCK_SECONDS * 0.4)
-    assert [(one.locked, one.delivery_count) for one in subscription(bus).messages] == [(True, 0)] * 3
-    live(*rig.sinks)
-    rig.wait_until_settled()
-    assert rig.relay.status().repeated == 0
+    with relay_of_the_dead as rig:
+        sender.send(*map(event_message, names(3)))
+        rig.wait_for_status(uncompleted=3)
+        for _ in range(3):
+            wait_until_renewed(rig)
+            bus.advance(LOCK_SECONDS * 0.4)
+        assert [(one.locked, one.delivery_count) for one in subscription(bus).messages] == [(True, 0)] * 3
+        live(*rig.sinks)
+        rig.wait_until_settled()
+        assert rig.relay.status().repeated == 0
 
 
 def test_without_a_disk_only_a_limited_number_of_bytes_is_received(
-    rig_of_the_dead: RelayRig, bus: ServiceBusLab, sender: Sender, monkeypatch: pytest.MonkeyPatch
+    relay_of_the_dead: AbstractContextManager[RelayRig],
+    bus: ServiceBusLab,
+    sender: Sender,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bus_receiver, "RECEIVE_MESSAGES", 1)
     monkeypatch.setattr(bus_receiver, "MAX_UNSETTLED_BYTES", 5 * len(body_of("e000")))
-    rig = rig_of_the_dead
-    sender.send(*map(event_message, names(20)))
-    rig.wait_for_status(uncompleted=5)
-    wait_until_renewed(rig)
-    assert subscription(bus).counts.locked <= 7  # up to two more are kept for the next call
-    live(*rig.sinks)
-    rig.wait_until_settled()
-    assert sorted(rig.sinks[0].ids()) == names(20)
+    with relay_of_the_dead as rig:
+        sender.send(*map(event_message, names(20)))
+        rig.wait_for_status(uncompleted=5)
+        wait_until_renewed(rig)
+        assert subscription(bus).counts.locked <= 7  # up to two more are kept for the next call
+        live(*rig.sinks)
+        rig.wait_until_settled()
+        assert sorted(rig.sinks[0].ids()) == names(20)
 
 
 def wait_until_renewed(rig: RelayRig) -> None:
