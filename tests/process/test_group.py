@@ -53,6 +53,11 @@ class Group:
         return self.imds.schedule(resources=[*names], **options)
 
 
+def heartbeats(listener: Forward) -> list[dict[str, Any]]:
+    """Return the heartbeats that were printed so far, also by earlier processes."""
+    return [one for one in listener.printed() if "heartbeat" in one["type"]]
+
+
 @contextmanager
 def running(folder: Path, **rule: Any) -> Iterator[Group]:
     with ImdsLab(vms=NAMES, rate_limit=None) as imds, ExitStack() as stack:
@@ -74,8 +79,9 @@ def test_every_vm_prepares_for_an_event_of_all_also_after_a_kill_and_none_approv
         group.hold.unlink()
         wait_until(lambda: all(group.prepared(name) for name in NAMES))
         killed.kill()
+        before = len(heartbeats(killed))
         killed.start()
-        wait_until(lambda: len([one for one in killed.printed() if "heartbeat" in one["type"]]) >= 2)
+        wait_until(lambda: len(heartbeats(killed)) > before)
         group.imds.update(event, Description="later")  # it changes: all are prepared for that, too
         wait_until(lambda: all(len(set(group.prepared(name))) == 2 for name in NAMES))
         assert group.imds.approvals == []
