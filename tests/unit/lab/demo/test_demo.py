@@ -48,6 +48,8 @@ def test_the_commands_to_type_next_exist() -> None:
 def test_what_is_missing_too_much_or_lost_is_named() -> None:
     published = {"1": "imds.recovered", "2": "imds.recovered"}
     assert find_faults(Counter(published.values()), published, {"the audit log": ["2", "1"]}) == []
+    held_up = {"1": "imds.unreachable", "2": "imds.recovered"}
+    assert find_faults(Counter(), held_up, {"the audit log": ["2", "1"]}) == []
     expected = Counter({"imds.recovered": 1, "imds.unreachable": 1})
     assert find_faults(expected, published, {"the audit log": ["1"]}) == [
         "imds.unreachable: 1 missing",
