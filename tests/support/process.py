@@ -362,7 +362,9 @@ class RawServer:
         length = re.search(rb"(?i)content-length: (\d+)", head)
         missing = (int(length[1]) if length else 0) - len(body)
         while missing > 0:
-            missing -= len(connection.recv(65536))
+            if not (more := connection.recv(65536)):  # else its thread would take the machine from the others
+                return False
+            missing -= len(more)
         return True
 
     def _accept(self) -> None:
