@@ -221,6 +221,7 @@ class _Link:
         self.credential = credential
         self._client: ServiceBusClient | None = None
         self._sender: ServiceBusSender | None = None
+        self._is_aborted = False
         self.used_at = 0.0
 
     @property
@@ -236,6 +237,8 @@ class _Link:
             self._sender = sender_of(self._client, self._settings)
             close_socket_on_close(self._sender)
             self.used_at = self._clock.monotonic()
+        if self._is_aborted:  # before it had a connection that could be ended
+            raise Unavailable("it was left behind")
         self._sender.create_message_batch()  # opens the link unless it is open
         return self._sender
 
@@ -245,7 +248,8 @@ class _Link:
         self.used_at = self._clock.monotonic()
 
     def abort(self) -> None:
-        """End the connection, from any thread: a call that hangs on it may return."""
+        """End the connection, from any thread: a call that hangs on it may return, and none connects any more."""
+        self._is_aborted = True
         abort_connection(self._sender)
 
     def close(self) -> None:

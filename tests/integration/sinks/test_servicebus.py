@@ -12,6 +12,7 @@ import sys
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from bridge.azure import servicebus as servicebus_module
 from bridge.config.bus import ServiceBusSettings
 from bridge.errors import DeliveryError, HungError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
+from bridge.runtime.worker import Worker
 from bridge.sinks import servicebus as module
 from bridge.sinks.base import Sink
 from bridge.sinks.servicebus import REST_SECONDS, ServiceBusSink, to_message
@@ -384,10 +386,15 @@ def test_a_peer_that_is_silent_while_opening_is_aborted_and_its_thread_comes_bac
     bus: ServiceBusLab, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus.fault("silent")
-    sink = connect()
+    sink, calls = connect(), 0
+
+    def wait_until_it_is_connected(_: Worker, outcome: Future[Any], __: float) -> None:
+        nonlocal calls
+        calls += 1
+        wait_until(lambda: outcome.done() or bus.applied("silent") == calls)
+
     with monkeypatch.context() as patch:
-        patch.setattr(module, "TRY_SECONDS", 0.05)
-        patch.setattr(module, "GRACE_SECONDS", 0.05)
+        patch.setattr(Worker, "_wait", wait_until_it_is_connected)
         for _ in range(5):  # more often than calls may hang at once
             with pytest.raises(Unavailable, match="has not returned") as raised:
                 sink.send([event()])
@@ -396,6 +403,26 @@ def test_a_peer_that_is_silent_while_opening_is_aborted_and_its_thread_comes_bac
     bus.clear_faults()
     sink.send([event()])
     assert len(arrived(bus)) == 1
+
+
+def test_a_call_that_is_left_behind_before_it_connects_does_not_connect_to_a_silent_peer(
+    bus: ServiceBusLab, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def connect_late(*given: Any, **named: Any) -> ServiceBusClient:
+        gate.wait(LIMIT_SECONDS)
+        return servicebus_module.connect(*given, **named)
+
+    sink = connect()
+    bus.fault("silent")
+    monkeypatch.setattr(module, "connect", connect_late)
+    monkeypatch.setattr(module, "TRY_SECONDS", 0.05)
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.05)
+    with pytest.raises(Unavailable, match="has not returned"):
+        sink.send([event()])
+    gate.set()
+    wait_until(lambda: threads() == 0, describe=threading.enumerate)
 
 
 @pytest.mark.parametrize("kind", ["no_credit", "silent_cbs"])
