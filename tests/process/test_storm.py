@@ -52,7 +52,8 @@ def test_a_storm_is_few_messages_in_teams_and_slack_although_they_fail(
         bus = stack.enter_context(ServiceBusLab(fleet_bus()))
         sender = stack.enter_context(Sender(bus, TOPIC))
         sinks = {name: chat(name, inbox) for name, inbox in inboxes.items()}
-        relay = RelayProcess(tmp_path, bus, None, sinks=sinks, console_url=CONSOLE)
+        more: dict[str, Any] = {"console_url": CONSOLE, "stop_seconds": LIMIT_SECONDS / 2}
+        relay = RelayProcess(tmp_path, bus, None, sinks=sinks, **more)
         relay.start()
         began_at = time.monotonic()
         for start in range(0, EVENTS, PART):
