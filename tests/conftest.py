@@ -79,6 +79,7 @@ def rules_of_the_suite(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
         # A request that a busy machine answers late is not sent again: tests count them, and give each its fault.
         monkeypatch.setattr(client, "LATE_SECONDS", client.CALL_SECONDS)
+        monkeypatch.setattr(client.ImdsClient.instance, "__defaults__", (client.CALL_SECONDS,))
     if suite == "unit":
         monkeypatch.setattr(socket.socket, "__init__", _refuse)
         monkeypatch.setattr(subprocess.Popen, "__init__", _refuse)
