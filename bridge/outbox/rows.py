@@ -79,6 +79,11 @@ class Loss:
         )
 
 
+def vm_id_of(record: Any) -> str:
+    """Return the id of the VM of a record, in lower case; "" while it is unknown."""
+    return str(record["vm"]["vm_id"]).lower() if record else ""
+
+
 class Ledger(Database):
     """A database with the outbox's rows as values; whoever writes holds the transaction. Reads raise Damaged."""
 
@@ -161,8 +166,7 @@ class Ledger(Database):
 
     def vm_id(self) -> str:
         """Return the id of the VM whose state this is, in lower case; "" while it is unknown."""
-        kept = self.record(STATE, VM)
-        return kept["vm"]["vm_id"].lower() if kept else ""
+        return vm_id_of(self.record(STATE, VM))
 
     def losses(self) -> list[Loss]:
         """Return the losses that are not published yet."""

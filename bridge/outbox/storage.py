@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -230,7 +230,7 @@ class Storage:
             try:
                 with ExitStack() as stack:
                     file = stack.enter_context(closing(Ledger(self._folder.database)))
-                    if self._memory and self._memory.is_unread and self._is_other_vms(file):
+                    if self._is_other_vms(file):
                         self._give_up_unread(file)
                         continue
                     with file.transaction():
@@ -256,15 +256,25 @@ class Storage:
         self.note_numbers()
 
     def _is_other_vms(self, file: Ledger) -> bool:
-        """Return whether the file and memory know their VMs, and these are two."""
-        was, own = file.vm_id(), self.database.vm_id()
-        return bool(was and own) and was != own
+        """Return whether the file, and a start that could not read it, know their VMs, and these are two."""
+        own = self._unread_vm_id()
+        return bool(own) and file.vm_id() not in ("", own)
+
+    def _unread_vm_id(self) -> str:
+        """Return who the VM is by a start that could not read the file, of this process or of one that was killed."""
+        if self._used is None:
+            return rows.vm_id_of(self._folder.read_kept().get(rows.VM))
+        return self.database.vm_id() if self._memory and self._memory.is_unread else ""
 
     def _give_up_unread(self, file: Ledger) -> None:
-        """Have another VM's file moved aside, which memory does not have to catch up with, and note a loss."""
+        """Have another VM's file moved aside, which nothing has to catch up with, and note a loss."""
         text = "the state is another VM's (a clone or an image?): moved aside"
-        log.error(text, extra={"was": file.vm_id(), "is": self.database.vm_id()})
-        self.database.note_losses([Loss(reason=rows.OTHER_VM, count=None)])
+        loss = Loss(reason=rows.OTHER_VM, count=None)
+        log.error(text, extra={"was": file.vm_id(), "is": self._unread_vm_id()})
+        if self._memory:
+            self.database.note_losses([loss])
+        else:
+            self._folder.keep({**self._folder.read_kept(), rows.LOSSES: [asdict(loss)]})
         self._why_aside, self.file_seq = OTHER_VM_FILE, 0
 
     def _take_over(self, file: Ledger, *, is_emptied: bool) -> None:
@@ -359,6 +369,9 @@ class Storage:
             source = Ledger(self._folder.database, mode="read")
             self.file_seq = source.last_seq()
             self.last_seq = max(self.file_seq, given)
+            if self._is_other_vms(source):
+                source.close()
+                source = None
         except (OSError, StateError, *ERRORS) as why:
             log.debug("the state store cannot be read either: %s", why)
             # It is unknown which numbers earlier processes gave; time gives some that they did not.

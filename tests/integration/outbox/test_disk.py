@@ -16,7 +16,7 @@ import pytest
 from bridge.errors import StateError
 from bridge.outbox import outbox as outbox_module
 from bridge.outbox import storage as storage_module
-from bridge.outbox.rows import STATE
+from bridge.outbox.rows import IS_UNREAD, STATE, VM
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import TRIAL_BYTES, StateFolder, try_to_write
 from tests.support.disk import SmallDisk, small_disk
@@ -332,6 +332,25 @@ def test_a_read_only_file_of_another_vm_or_a_damaged_one_is_moved_aside_later(
         assert len(list(disk.state.glob(f"outbox.db.{moved}-*"))) == 1
         commit(outbox, "2")
     check_recovered(disk.state, "2")
+
+
+def test_of_another_vms_file_a_clone_delivers_nothing_while_it_can_only_be_read(disk: SmallDisk) -> None:
+    vms = [{(STATE, VM): {"boot_id": "", "vm": {"vm_id": name}}} for name in ("original", "clone")]
+    with closing(open_outbox(disk.state)) as outbox:
+        commit(outbox, "the other's")
+        outbox.commit([], records=vms[0])
+    folder = StateFolder(disk.state)
+    folder.keep({VM: vms[1][STATE, VM], IS_UNREAD: True})  # a start that could read nothing, and was killed
+    folder.release()
+    disk.set_read_only(True)
+    with closing(open_outbox(disk.state)) as outbox:
+        assert (waiting(outbox), outbox.record(STATE, VM)) == ([], vms[1][STATE, VM])
+        commit(outbox, "1")
+        disk.set_read_only(False)
+        outbox.recover()
+        assert (waiting(outbox), outbox.record(STATE, VM)) == (["1"], vms[1][STATE, VM])
+        assert ("OtherVm", None) in losses_of(outbox)
+        assert len(list(disk.state.glob("outbox.db.other-vm-*"))) == 1
 
 
 def test_a_trial_shows_a_full_disk_that_small_writes_do_not_and_leaves_a_notice_its_room(

@@ -986,6 +986,30 @@ def test_a_clone_that_could_not_read_the_state_moves_it_aside_once_it_can(statio
     assert station.polled() == []
 
 
+def test_a_clone_killed_before_it_could_read_the_state_moves_it_aside_at_its_next_start(
+    station: Scripted,
+) -> None:
+    station.imds.schedule(FIRST)
+    station.settle()
+    station.imds.schedule(SECOND)
+    station.poll()  # and still waits
+    station.imds.vm = WEB_1
+    station.boot_id = "another"
+    with unreadable(station):
+        station.imds.end(FIRST)
+        station.poll()
+        station.close()
+    station.forget()
+    station.restart()
+    station.poll()
+    station.run(waits=1)
+    events = station.events()
+    losses = [event["data"] for event in events if name_of(event) == "bridge.loss"]
+    assert ("OtherVm", None) in [(loss["Reason"], loss["Count"]) for loss in losses]
+    assert {event["data"]["Vm"]["Name"] for event in events} == {"web-1"}
+    assert [path.name for path in station.folder.glob("*other-vm*[0-9]")]
+
+
 def test_after_a_silent_start_the_first_good_document_asks_who_the_vm_is_and_waits_for_200_ms(
     station: Scripted,
 ) -> None:
