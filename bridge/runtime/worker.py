@@ -38,14 +38,15 @@ class Worker:
     stop: Stop = field(default_factory=Stop)
     stop_seconds: float = 0.0
     _stop_at: float = math.inf  # when calls are left behind because of the stop
-    # The threads that were left behind, and when each counts as hung.
-    _left: list[tuple[Thread, float]] = field(default_factory=list)
+    # The threads that were left behind, when each counts as hung, and what ends its call.
+    _left: list[tuple[Thread, float, Callable[[], object]]] = field(default_factory=list)
 
     def call(
         self,
         function: Callable[[], T],
         *,
         limit_seconds: float,
+        abort: Callable[[], object] = lambda: None,
         afterwards: Callable[[], object] = lambda: None,
     ) -> T:
         """Run `function` on a thread and return what it returns, or raise what it raises.
@@ -53,6 +54,8 @@ class Worker:
         Args:
             function: what may block.
             limit_seconds: after this time it is left behind.
+            abort: ends what a call that was left behind hangs on; repeated at each later call, as the first time can
+                be before there is anything to be ended.
             afterwards: cleans up if a call that was left behind returns after all.
 
         Raises:
@@ -65,7 +68,7 @@ class Worker:
         extend_deadline(limit_seconds)
         self._wait(outcome, time.monotonic() + limit_seconds)
         if outcome.cancel():  # it has not returned
-            self._left.append((thread, -math.inf))
+            self._left.append((thread, -math.inf, abort))
             raise HungError(
                 f"{self.name}: a call has not returned within {limit_seconds:g} s",
                 final=self._hanging() >= self.max_hung,
@@ -86,12 +89,15 @@ class Worker:
     def leave(self, last: Callable[[], object], *, limit_seconds: float) -> None:
         """Run `last` without waiting for it; if it hangs, it counts as a hung call."""
         thread = start_thread(self.name, lambda: _run(last, Future(), lambda: None))
-        self._left.append((thread, time.monotonic() + limit_seconds))
+        self._left.append((thread, time.monotonic() + limit_seconds, lambda: None))
 
     def _hanging(self) -> int:
-        self._left = [(thread, late_at) for thread, late_at in self._left if thread.is_alive()]
+        """Return how many calls hang, after one more try to end them."""
+        self._left = [left for left in self._left if left[0].is_alive()]
+        for _, _, abort in self._left:
+            abort()
         now = time.monotonic()
-        return sum(late_at <= now for _, late_at in self._left)
+        return sum(late_at <= now for _, late_at, _ in self._left)
 
 
 def _run(function: Callable[[], T], outcome: Future[T], afterwards: Callable[[], object]) -> None:

@@ -187,9 +187,10 @@ class ServiceBusSink(Sink):
         """Run on the worker; most errors close the connection, so that the next try starts with a new one."""
         link = self._link
         try:
-            return self._worker.call(function, limit_seconds=limit_seconds, afterwards=link.close_all)
+            return self._worker.call(
+                function, limit_seconds=limit_seconds, abort=link.abort, afterwards=link.close_all
+            )
         except HungError as error:
-            link.abort()
             self._link = _Link(self._settings, self._clock)  # the hanging thread may hold the old one's locks
             if error.final:
                 raise

@@ -68,6 +68,24 @@ def test_a_call_that_returns_late_cleans_up_on_its_own_thread_which_ends(gate: t
     wait_until(lambda: alive("w-late") == 0)
 
 
+def test_each_later_call_tries_again_to_end_one_that_hangs(gate: threading.Event) -> None:
+    worker, tries = Worker("w-abort", max_hung=2), 0
+
+    def abort() -> None:
+        nonlocal tries
+        tries += 1
+        if tries > 1:  # the first time there is nothing to be ended yet
+            gate.set()
+
+    with pytest.raises(HungError):
+        worker.call(gate.wait, limit_seconds=SHORT, abort=abort)
+    assert (tries, alive("w-abort")) == (1, 1)
+    assert worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS) == 7
+    wait_until(lambda: alive("w-abort") == 0)
+    assert worker.call(lambda: 8, limit_seconds=LIMIT_SECONDS) == 8
+    assert tries == 2
+
+
 def test_too_many_hung_calls_are_final(gate: threading.Event) -> None:
     worker = Worker("w-final", max_hung=3)
     assert [hang(worker, gate).final for _ in range(3)] == [False, False, True]
