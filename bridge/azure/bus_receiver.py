@@ -293,21 +293,22 @@ class BusReceiver:
             self.stop.wait(REST_SECONDS)
             return
         if connection is None:
-            connection = self._connection = self._call(lambda: self._open(session), OPEN_SECONDS)
+            connection = self._connection = self._open(session)
         is_other = connection.session != session  # what it has is settled first
         is_busy = is_other or self._receive_all(connection) or connection.free_slots == 0
         self._carry_out_settlements(connection, BUSY_SECONDS if is_busy else 0.0)
         for renew in connection.locks_to_renew():
-            self._call(renew, SETTLE_SECONDS)
+            self._call(connection.receiver, renew, SETTLE_SECONDS)
 
     def _open(self, session: str) -> Connection:
-        """Connect, on the worker's thread."""
+        """Connect; only the opening of the link, which the SDK has to wait for, is on the worker's thread."""
         self._credential = self._credential or make_credential(self.settings)
         client = connect(self.settings, credential=self._credential)
         receiver = _receiver(client, self.settings, session)
         internals.close_socket_on_close(receiver)
         internals.keep_what_arrives(receiver)
-        receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
+        # The link is opened now: a receive would have to do it within its own wait.
+        self._call(receiver, receiver.__enter__, OPEN_SECONDS)
         return Connection(
             client=client,
             receiver=receiver,
@@ -335,7 +336,8 @@ class BusReceiver:
         count = min(count, connection.free_slots)
         if count == 0:
             return False
-        received = self._call(lambda: connection.receive(count, wait_seconds), wait_seconds + OPEN_SECONDS)
+        receive = partial(connection.receive, count, wait_seconds)
+        received = self._call(connection.receiver, receive, wait_seconds + OPEN_SECONDS)
         self._looked_at = self.clock.now()
         may_have_waited = self._emptied_at < connection.opened_at + DRAINED_SECONDS
         for one in received:
@@ -344,13 +346,15 @@ class BusReceiver:
             self._arrived.put(message)
         return bool(received)
 
-    def _call(self, function: Callable[[], T], limit_seconds: float) -> T:
-        return self._worker.call(function, limit_seconds=limit_seconds)
+    def _call(self, receiver: Any, function: Callable[[], T], limit_seconds: float) -> T:
+        """Run on the worker; the receiver's connection is ended if the call is left behind."""
+        abort = partial(internals.abort_connection, receiver)
+        return self._worker.call(function, limit_seconds=limit_seconds, abort=abort)
 
     def _carry_out_settlements(self, connection: Connection, wait_seconds: float) -> None:
         """Carry out the settlements so far, and those that follow each within `wait_seconds`."""
         while connection.unsettled and (batch := self._next_settlements(connection, wait_seconds)):
-            self._call(partial(connection.settle, batch), SETTLE_SECONDS)
+            self._call(connection.receiver, partial(connection.settle, batch), SETTLE_SECONDS)
             connection.remove(message for message, _ in batch)
 
     def _next_settlements(
@@ -402,7 +406,8 @@ class BusReceiver:
             with contextlib.suppress(Exception):
                 self._carry_out_settlements(connection, 0.0)
                 handles = [message.handle for message in connection.unsettled]
-                self._call(lambda: internals.release(connection.receiver, handles), STOP_SECONDS)
+                release = partial(internals.release, connection.receiver, handles)
+                self._call(connection.receiver, release, STOP_SECONDS)
         self._close()
 
 

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient
 
-from bridge.azure.bus_receiver import try_to_receive
+from bridge.azure import bus_receiver
+from bridge.azure.bus_receiver import BusReceiver, try_to_receive
 from bridge.azure.internals import keep_what_arrives
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings, ServiceBusSettings
 from bridge.config.values import UNTRUSTED
 from bridge.errors import Misconfigured
+from bridge.runtime.threads import Stop, start_thread
+from bridge.runtime.time import Clock
+from bridge.runtime.worker import Worker
 from bridge.service.parts import build_sinks
 from tests.support.bus import FLEET, QUEUE, BusRig, Sender, command, message, wait_settled
 from tests.support.imds_lab import ImdsLab
 from tests.support.only import only
-from tests.support.process import RawServer, stored_event, wait_until
+from tests.support.process import LIMIT_SECONDS, RawServer, stored_event, wait_until
 from tests.support.servicebus import ServiceBusLab
 from tests.support.tls import Authority, forwarding
 from tests.support.undecodable import VALUES, send_encoded, with_annotation, with_body, with_property
@@ -46,6 +52,40 @@ def test_a_message_that_comes_while_another_is_settled_is_received_next_and_only
         for one in kept:
             receiver.complete_message(one)
     assert bus.entity(QUEUE).counts.active == 0
+
+
+def test_a_bus_that_accepts_connections_and_is_silent_is_tried_for_ever(
+    bus: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, answers, tries, wait = Stop(), Event(), 0, Worker._wait
+    settings = ReceiverSettings(connection_string=Secret(bus.connection_string), queue=QUEUE)
+    receiver = BusReceiver(settings, what="commands", clock=Clock(), stop=stop)
+
+    def wait_until_it_is_connected(worker: Worker, outcome: Future[Any], deadline: float) -> None:
+        nonlocal tries
+        if answers.is_set():
+            wait(worker, outcome, deadline)
+        else:
+            tries += 1
+            wait_until(lambda: outcome.done() or bus.applied("silent") >= tries)
+
+    def pause_seconds(*_: Any, **__: Any) -> float:
+        wait_until(lambda: receiver._worker._hanging() == 0)
+        return 0.0
+
+    monkeypatch.setattr(Worker, "_wait", wait_until_it_is_connected)
+    monkeypatch.setattr(bus_receiver, "full_jitter", pause_seconds)
+    bus.fault("silent")
+    thread = start_thread("commands", receiver.run)
+    wait_until(lambda: tries > 5)  # more often than calls may hang at once
+    answers.set()
+    bus.clear_faults()
+    with Sender(bus) as sender:
+        sender.send(message(b"", message_id="1"))
+    assert only([*receiver.messages(LIMIT_SECONDS)]).message_id == "1"
+    stop.set()
+    thread.join(LIMIT_SECONDS)
+    assert not thread.is_alive()
 
 
 # A message that the SDK cannot decode is dead-lettered, and the message behind it is handled
