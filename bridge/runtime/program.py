@@ -110,7 +110,10 @@ class Run:
     def start(self) -> None:
         """Run the program in a thread, which logs how it ended."""
         _running.add(self)  # before the thread begins, or the end of this process would not wait for it
-        start_thread(f"program {self._command[0]}", lambda: self.finish(is_logged=True))
+        try:
+            start_thread(f"program {self._command[0]}", lambda: self.finish(is_logged=True))
+        except RuntimeError as error:  # of Python, at the limit of threads
+            self._note_end(Result(error=str(error)), is_logged=True)
 
     def end(self) -> None:
         """Have the program ended soon: by SIGTERM or Ctrl-Break, and by force a few seconds later."""
@@ -121,11 +124,15 @@ class Run:
         extend_deadline(self._timeout_seconds + KILL_AFTER_SECONDS)
         _running.add(self)
         try:
-            group = Group(self._command, self._environment)
+            result = self._wait(Group(self._command, self._environment))
         except OSError as error:
             result = Result(error=error.strerror or str(error))
-        else:
-            result = self._wait(group)
+        except RuntimeError as error:  # no thread can be started that watches it
+            result = Result(error=str(error))
+        self._note_end(result, is_logged=is_logged)
+        return result
+
+    def _note_end(self, result: Result, *, is_logged: bool) -> None:
         if is_logged:
             fault = result.fault
             log.log(
@@ -135,15 +142,19 @@ class Run:
             )
         self.result = result  # last: who sees it may rely on the line in the log
         _running.discard(self)
-        return result
 
     def _wait(self, group: Group) -> Result:
         process = group.process
         assert process.stdin  # noqa: S101 - both are pipes
         assert process.stdout  # noqa: S101
         stdin, stdout = process.stdin, process.stdout
-        start_thread("program input", lambda: _write(stdin, self._body))
-        reader = start_thread("program output", lambda: self._read(stdout))
+        try:
+            start_thread("program input", lambda: _write(stdin, self._body))
+            reader = start_thread("program output", lambda: self._read(stdout))
+        except RuntimeError:
+            with contextlib.suppress(OSError), process:  # which closes the pipes, and waits for its end
+                group.close()
+            raise
         limit_at, kill_at = time.monotonic() + self._timeout_seconds, float("inf")
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):

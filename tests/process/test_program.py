@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
-from bridge.runtime.program import Result, Run, _end_all
+from bridge.runtime.program import Result, Run, _end_all, _running
 from bridge.runtime.threads import start_thread
 from bridge.sinks.exec import ExecSettings, ExecSink
 from tests.support.only import only
@@ -235,6 +235,27 @@ def test_the_end_and_the_output_of_a_program_are_logged_once_and_before_its_resu
     assert record.getMessage() == "/bin/sh has ended: exit code 1"
     assert vars(record)["output"] == "no route to the load balancer"
     assert results_at_the_line == [None]
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 2], ids=["none", "to run it", "for its input"])
+@of_posix
+def test_a_program_that_no_thread_can_watch_is_ended_and_has_failed(
+    file: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    started: list[str] = []
+
+    def start(name: str, target: Callable[[], object]) -> threading.Thread:
+        if len(started) == allowed:
+            raise RuntimeError("can't start new thread")
+        started.append(name)
+        return start_thread(name, target)
+
+    monkeypatch.setattr("bridge.runtime.program.start_thread", start)
+    run = make(f"sleep 0.2; touch {file}; sleep 3600")
+    run.start()
+    assert wait_until(lambda: run.result).fault == "it cannot be started: can't start new thread"
+    assert run not in _running
+    assert not file.exists()
 
 
 @pytest.mark.parametrize(
