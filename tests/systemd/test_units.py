@@ -202,7 +202,7 @@ def test_a_vm_is_drained_approved_and_put_back(machine: Machine, imds: ImdsLab, 
     assert [one.event_id for one in imds.approvals] == [event]
     imds.complete(event)
     wait_for_event(inbox, event, "approval.recovered")
-    assert status(machine, "listen")["out_of_work"] == []
+    wait_until(lambda: status(machine, "listen")["out_of_work"] == [])
     machine.do("test ! -e /etc/outside -a ! -e /tmp/inside")
 
 
@@ -212,7 +212,7 @@ def test_a_wrong_configuration_is_an_error_of_the_journal_and_starts_once_it_is_
     assert "[nonsense]" not in errors(machine, "forward")
     machine.do(f"cp -p {CONFIG} /srv/right.toml && echo '[nonsense]' >> {CONFIG}")
     assert machine.try_to_do("systemctl restart imds-bridge-forward").returncode
-    assert "nonsense" in errors(machine, "forward")
+    wait_until(lambda: "nonsense" in errors(machine, "forward"))
     wait_until(lambda: "does not run (auto-restart)" in machine.try_to_do("imds-bridge status").stdout)
     machine.do(f"cp -p /srv/right.toml {CONFIG}")
     machine.wait_until_active("forward")
@@ -226,7 +226,7 @@ def test_a_process_that_is_stopped_by_sigstop_is_restarted_by_the_watchdog(machi
     machine.do("systemctl kill --kill-whom=main --signal=STOP imds-bridge-forward")
     wait_until(lambda: machine.show("forward", "MainPID") not in (pid, "0"))
     machine.wait_until_active("forward")
-    assert "Fatal Python error: Aborted" in machine.do("journalctl -q -b -u imds-bridge-forward")
+    wait_until(lambda: "Fatal Python error: Aborted" in machine.do("journalctl -q -b -u imds-bridge-forward"))
     machine.do(f"rm {drop_in} && systemctl daemon-reload && systemctl restart imds-bridge-forward")
 
 
@@ -239,7 +239,7 @@ def test_a_full_disk_keeps_no_notice_from_its_receiver_and_ends(
     machine.do(f"cat /dev/zero > {disk}/filling || true")
     wait_for_event(inbox, announce(imds), path="/new")
     wait_until(lambda: "imds_bridge_storage_available 0.0" in metrics(ports["forward"]))
-    assert "state" in errors(machine, "forward")
+    wait_until(lambda: "state" in errors(machine, "forward"))
     assert machine.try_to_do("imds-bridge check").returncode == 3
     machine.do(f"rm {disk}/filling")
     wait_until(lambda: "imds_bridge_storage_available 1.0" in metrics(ports["forward"]))
