@@ -13,7 +13,7 @@ HOST = "127.0.0.1"
 
 
 class ReservedPorts:
-    """Ports in a row, of which `first` is the first, until `close`: only who is told them listens there."""
+    """Ports in a row, the first of which is `first`, reserved until `close`: only who knows them listens there."""
 
     def __init__(self, count: int = 1) -> None:
         self._held: list[socket.socket] = []

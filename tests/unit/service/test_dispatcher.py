@@ -510,7 +510,7 @@ def test_a_running_dispatcher_notices_the_stop_while_it_waits(make: Make) -> Non
 
 
 def test_an_event_that_is_committed_while_the_last_step_ends_is_delivered_at_the_stop(
-    rig: MovedDelivery,
+    rig: MovedDelivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = rig.dispatcher.step
 
@@ -522,7 +522,7 @@ def test_an_event_that_is_committed_while_the_last_step_ends_is_delivered_at_the
         return wait_seconds
 
     rig.outbox.changes = 0
-    rig.dispatcher.step = commit_behind_it  # type: ignore[method-assign]
+    monkeypatch.setattr(rig.dispatcher, "step", commit_behind_it)
     rig.dispatcher.run()
     assert rig.received() == ["last"]
 

@@ -964,7 +964,9 @@ def test_a_clone_publishes_what_its_document_shows_and_nothing_of_the_original(
     assert [path.name for path in station.folder.glob("*other-vm*[0-9]")]
 
 
-def test_a_clone_that_could_not_read_the_state_moves_it_aside_once_it_can(station: Scripted) -> None:
+@contextmanager
+def clone_that_cannot_read(station: Scripted) -> Iterator[None]:
+    """Start and poll as a clone that can read the original's state only in the end."""
     station.imds.schedule(FIRST)
     station.settle()
     station.imds.schedule(SECOND)
@@ -974,6 +976,11 @@ def test_a_clone_that_could_not_read_the_state_moves_it_aside_once_it_can(statio
     with unreadable(station):
         station.imds.end(FIRST)
         station.poll()
+        yield
+
+
+def test_a_clone_that_could_not_read_the_state_moves_it_aside_once_it_can(station: Scripted) -> None:
+    with clone_that_cannot_read(station):
         station.story()
     station.poll_for(3)
     station.run(waits=1)
@@ -989,15 +996,7 @@ def test_a_clone_that_could_not_read_the_state_moves_it_aside_once_it_can(statio
 def test_a_clone_killed_before_it_could_read_the_state_moves_it_aside_at_its_next_start(
     station: Scripted,
 ) -> None:
-    station.imds.schedule(FIRST)
-    station.settle()
-    station.imds.schedule(SECOND)
-    station.poll()  # and still waits
-    station.imds.vm = WEB_1
-    station.boot_id = "another"
-    with unreadable(station):
-        station.imds.end(FIRST)
-        station.poll()
+    with clone_that_cannot_read(station):
         station.close()
     station.forget()
     station.restart()
