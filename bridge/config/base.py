@@ -92,7 +92,8 @@ def _one_a_line(value: Any) -> Any:
     texts = [*value.values()] if isinstance(value, dict) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return texts
-    return "\n".join(map("{}: {}".format, value, texts) if isinstance(value, dict) else texts)
+    lines = [f"{name}: {text}" for name, text in value.items()] if isinstance(value, dict) else texts
+    return "\n".join(lines)
 
 
 _PLAIN_TYPES = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -125,7 +126,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_other_types(cls, given: Any, info: ValidationInfo) -> Any:
-        """Refuse a text or a boolean for a number, and what is no boolean for one: pydantic would convert it."""
+        """Refuse texts and booleans where a number is meant, and all but booleans where one is: pydantic converts."""
         wanted = next((plain for plain in _PLAIN_TYPES if plain in cls._types_of(str(info.field_name))), None)
         is_other = isinstance(given, str) or isinstance(given, bool) is not (wanted is bool)
         if wanted and is_other and not isinstance(given, VariableText):
