@@ -36,8 +36,9 @@ from bridge.runtime.worker import Worker
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_UNSETTLED = 1000  # messages at a time; the others stay on the bus
+# So much is received at a time; the others stay on the bus. Whoever cannot settle them keeps them in memory.
 MAX_UNSETTLED_BYTES = 16 * 1024 * 1024
+MESSAGE_BYTES = 2000  # a message counts as so many at least
 RECEIVE_MESSAGES = 200
 SETTLE_MESSAGES = 50
 RENEW_MESSAGES = 100
@@ -92,8 +93,8 @@ class Connection:
     @property
     def free_slots(self) -> int:
         """How many more messages may be received."""
-        is_full = sum(len(message.body) for message in self.unsettled) >= MAX_UNSETTLED_BYTES
-        return 0 if is_full else MAX_UNSETTLED - len(self.unsettled)
+        used = sum(max(MESSAGE_BYTES, len(message.body)) for message in self.unsettled)
+        return max(0, MAX_UNSETTLED_BYTES - used) // MESSAGE_BYTES
 
     @property
     def idle_seconds(self) -> float:

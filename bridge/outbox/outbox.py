@@ -40,8 +40,6 @@ LEFT_SECONDS = 7 * DAY_SECONDS
 # This much is buffered in memory while the file cannot be used.
 MEMORY_BYTES = 32 * 1024 * 1024
 CHUNK_ROWS = 1000
-# No retry waits longer than this after a start.
-FIRST_RETRY_SECONDS = 60.0
 FREED_ROWS = 200
 
 Freed = tuple[float, Counter[str]]
@@ -86,13 +84,14 @@ class Outbox:
     def __post_init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._waiting: Counter[str] = Counter()
-        self._urgent_at: dict[str, float] = {}  # when something urgent was stored last for each sink
+        # For each sink the number of the newest urgent event, None for one of an earlier run, and when it was stored.
+        self._urgent: dict[str, tuple[int | None, float]] = {}
         self._delivered_from = 0.0  # no event before this number is one that no sink waits for
         self._drops = RepeatLimit(self.clock)
         self.changes = 0
         self.epoch = uuid4().hex
         self._number = 0
-        self._storage = Storage(self.folder, self._changed, self._wanted_by)
+        self._storage = Storage(self.folder, self._changed, self.now, self._wanted_by)
         try:
             self._storage.open()
             self._begin()
@@ -105,8 +104,8 @@ class Outbox:
         """Begin this run with what is stored."""
         run = self.record(rows.STATE, rows.RUN) or {}
         self.previous_run: tuple[str | None, int | None] = (run.get("epoch"), run.get("reporterseq"))
-        latest = self.clock.steady() + FIRST_RETRY_SECONDS
-        self._storage.run(lambda database: database.execute("resume", latest), synced=False)
+        now = self.clock.steady()
+        self._storage.run(lambda database: database.execute("resume", now), synced=False)
         self._load()
         for sink, count in self.left_sinks().items():
             log.warning(
@@ -200,8 +199,9 @@ class Outbox:
             self._storage.last_seq += len(added)
             self._storage.note_published(published)
             self._waiting.update(sink for _, held in waiting for sink in held)
-            urgent = [held for event, held in waiting if event.type.startswith(URGENT_TYPES)]
-            self._urgent_at.update(dict.fromkeys((sink for held in urgent for sink in held), now))
+            for event, held in waiting:
+                if event.type.startswith(URGENT_TYPES):
+                    self._urgent.update(dict.fromkeys(held, (event.seq, now)))
             self._note_freed(freed)
             self._storage.note_numbers()
             self._storage.keep_state()
@@ -220,9 +220,9 @@ class Outbox:
         return Now(wall=self.clock.wall(), steady=self.clock.steady())
 
     def has_young(self, sink: str) -> bool:
-        """Return whether a notice or receipt waits that was stored lately; an earlier run's counts as stored now."""
-        urgent_at = self._urgent_at.setdefault(sink, self.clock.steady())
-        return urgent_at > self.clock.steady() - YOUNG_SECONDS and self.queue(sink).has_urgent()
+        """Return whether the newest notice or receipt waits, and is stored lately; an earlier run's counts as new."""
+        seq, at = self._urgent.setdefault(sink, (None, self.clock.steady()))
+        return at > self.clock.steady() - YOUNG_SECONDS and self.queue(sink).has_urgent(seq)
 
     def queue(self, sink: str) -> Queue:
         """Return what waits for a sink, in the order in which it is sent."""

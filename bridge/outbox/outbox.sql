@@ -36,18 +36,19 @@ CREATE TABLE waiting (                -- this sink still has to get this event
     sink TEXT NOT NULL,
     seq INTEGER NOT NULL,
     key INTEGER NOT NULL,             -- stands for the order key, of which the first event goes first
-    urgency REAL,                     -- bridge/events/urgency.py; of the first, that of the newest notice behind it
+    urgency REAL,                     -- bridge/events/urgency.py; of the first, also that of a newer one behind it
     state INTEGER NOT NULL,           -- bridge/outbox/rows.py; the first of a key has another one than what is behind it
     tries INTEGER NOT NULL DEFAULT 0, -- how often it failed in a row
     due_at REAL,                      -- when it is sent at the earliest, in steady seconds; NULL: now
-    is_asked INTEGER NOT NULL DEFAULT 0,  -- 1: the receiver has asked to wait until then
     is_sent INTEGER NOT NULL DEFAULT 0,   -- 1: it was sent without a clear answer
     PRIMARY KEY (key, sink, seq)      -- a commit writes few pages, whatever the number of sinks
 ) WITHOUT ROWID;
 CREATE INDEX waiting_by_seq ON waiting (seq, sink);
-CREATE INDEX waiting_heads ON waiting (sink, state, urgency, seq) WHERE state <> 7;
-CREATE INDEX waiting_by_due ON waiting (sink, due_at) WHERE due_at IS NOT NULL;
-CREATE TRIGGER waiting_next AFTER DELETE ON waiting WHEN OLD.state < 7 BEGIN
+CREATE INDEX waiting_heads ON waiting (sink, state, urgency, seq) WHERE state <> 4;
+CREATE INDEX waiting_by_due ON waiting (sink, due_at) WHERE state IN (1, 3);
+CREATE INDEX waiting_due ON waiting (sink, due_at) WHERE state = 2;
+CREATE INDEX waiting_by_tries ON waiting (sink, state, tries) WHERE state IN (1, 2);
+CREATE TRIGGER waiting_next AFTER DELETE ON waiting WHEN OLD.state < 4 BEGIN
     -- The next of the key is the first now, and the key is as urgent as before.
     UPDATE waiting SET state = 0, urgency = COALESCE(OLD.urgency, urgency)
     WHERE key = OLD.key AND sink = OLD.sink
@@ -63,29 +64,35 @@ INSERT OR REPLACE INTO event VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: save-waiting
 INSERT OR IGNORE INTO waiting SELECT
-    ?1, ?2, ?3, ?4, IIF(is_behind, 7, IIF(?5 = 7, 0, ?5)), IIF(is_behind, 0, ?6), IIF(is_behind, NULL, ?7), ?8, ?9
+    ?1, ?2, ?3, ?4, IIF(is_behind, 4, IIF(?5 = 4, 0, ?5)), IIF(is_behind, 0, ?6), IIF(is_behind, NULL, ?7), ?8
 FROM (SELECT EXISTS (SELECT 1 FROM waiting WHERE sink = ?1 AND key = ?3) AS is_behind)
 RETURNING state;
 
 -- name: hasten
--- What is behind a first event makes it urgent, and ends the time for which it is held.
+-- What is behind a first event makes it urgent, and ends the time for which it is held. A newer notice counts, else
+-- what is urgent still (notices since ?6, what has started since ?7) before what is less so.
 UPDATE waiting SET
-    urgency = IIF((?3 > 0 AND ?3 < 1e11) OR urgency IS NULL, ?3, urgency),
-    due_at = CASE
-        WHEN state = 6 THEN MIN(due_at, COALESCE(?4, 0)) WHEN state IN (2, 3) AND ?3 NOTNULL THEN MIN(due_at, ?5) ELSE due_at
+    urgency = CASE
+        WHEN ?3 IS NULL OR ?3 <= 0 THEN COALESCE(urgency, ?3)
+        WHEN ?3 >= 1e11 AND urgency BETWEEN ?6 AND 1e11 OR ?3 >= 2e11 AND urgency BETWEEN ?7 AND 2e11 THEN urgency
+        ELSE ?3
     END,
-    is_asked = IIF(?3 NOTNULL, 0, is_asked)
-WHERE key = ?2 AND sink = ?1 AND state <> 7 AND seq = (
+    due_at = CASE
+        WHEN state = 3 AND tries = 0 THEN MIN(due_at, COALESCE(?4, 0))
+        WHEN state IN (1, 3) AND ?3 NOTNULL THEN MIN(due_at, ?5)
+        ELSE due_at
+    END
+WHERE key = ?2 AND sink = ?1 AND state <> 4 AND seq = (
     SELECT MIN(seq) FROM waiting WHERE key = ?2 AND sink = ?1
 );
 
 -- name: order-key
 -- What was put before the first of its key becomes the first.
 UPDATE waiting SET
-    state = IIF(seq = lowest, 0, 7), tries = 0, due_at = NULL, is_asked = 0,
+    state = IIF(seq = lowest, 0, 4), tries = 0, due_at = NULL,
     urgency = IIF(seq = lowest, COALESCE(urgent, urgency), urgency)
 FROM (
-    SELECT MIN(seq) AS lowest, MAX(IIF(state <> 7, urgency, NULL)) AS urgent, MAX(IIF(state <> 7, seq, 0)) AS head
+    SELECT MIN(seq) AS lowest, MAX(IIF(state <> 4, urgency, NULL)) AS urgent, MAX(IIF(state <> 4, seq, 0)) AS head
     FROM waiting WHERE sink = ?1 AND key = ?2
 )
 WHERE sink = ?1 AND key = ?2 AND lowest <> head AND seq IN (lowest, head);
@@ -123,64 +130,83 @@ SELECT * FROM waiting WHERE seq = ? ORDER BY sink;
 -- name: waiting-events
 SELECT event.* FROM (SELECT seq FROM waiting GROUP BY seq) AS one CROSS JOIN event ON event.seq = one.seq;
 
+-- name: urgent-keys
+SELECT urgency, seq, key FROM waiting WHERE state <> 4 AND urgency IS NOT NULL;
+
+-- name: events-of-key
+SELECT event.* FROM (SELECT DISTINCT seq FROM waiting WHERE key = ?) AS one CROSS JOIN event ON event.seq = one.seq
+ORDER BY event.seq;
+
 -- name: pending
 SELECT event.* FROM waiting INDEXED BY waiting_by_seq JOIN event ON event.seq = waiting.seq
 WHERE waiting.sink = ? AND waiting.seq > ? ORDER BY waiting.seq;
 
 -- name: heads
 SELECT seq, key, urgency, state, tries FROM waiting INDEXED BY waiting_heads
-WHERE sink = ? AND state = ? AND state <> 7 AND urgency >= ? AND urgency < ? ORDER BY urgency, seq LIMIT ?;
+WHERE sink = ? AND state = ? AND state <> 4 AND urgency >= ? AND urgency < ? ORDER BY urgency, seq LIMIT ?;
 
 -- name: heads-in-order
 SELECT seq, key, urgency, state, tries FROM waiting INDEXED BY waiting_heads
-WHERE sink = ? AND state = ? AND state <> 7 AND urgency IS NULL ORDER BY seq LIMIT ?;
+WHERE sink = ? AND state = ? AND state <> 4 AND urgency IS NULL ORDER BY seq LIMIT ?;
 
 -- name: head
-SELECT seq, key, urgency, state, tries FROM waiting WHERE sink = ? AND seq = ? AND state <> 7;
+SELECT seq, key, urgency, state, tries FROM waiting WHERE sink = ? AND seq = ? AND state <> 4;
 
 -- name: has-urgent
 SELECT 1 FROM waiting INDEXED BY waiting_heads
-WHERE sink = ? AND state = ? AND state <> 7 AND urgency IS NOT NULL LIMIT 1;
+WHERE sink = ? AND state = ? AND state <> 4 AND urgency IS NOT NULL LIMIT 1;
 
--- name: has-failed
-SELECT 1 FROM waiting INDEXED BY waiting_heads
-WHERE sink = ? AND state BETWEEN 1 AND 5 AND state <> 7 LIMIT 1;
+-- name: least-tried
+SELECT seq, key, urgency, state, tries FROM waiting INDEXED BY waiting_by_tries
+WHERE sink = ? AND state = 2 AND state IN (1, 2) ORDER BY tries LIMIT 1;
+
+-- name: longest-due
+SELECT seq, key, urgency, state, tries FROM waiting INDEXED BY waiting_due
+WHERE sink = ? AND state = 2 ORDER BY due_at LIMIT 1;
 
 -- name: most-tries
-SELECT COALESCE(MAX(tries), 0) FROM waiting INDEXED BY waiting_heads
-WHERE sink = ? AND state BETWEEN 2 AND 5 AND state <> 7;
+SELECT MAX(tries) FROM waiting INDEXED BY waiting_by_tries WHERE sink = ? AND state = ? AND state IN (1, 2);
+
+-- name: next-notice
+SELECT MIN(urgency) FROM waiting INDEXED BY waiting_heads
+WHERE sink = ? AND state = ? AND state <> 4 AND urgency >= ? AND urgency < 1e11;
 
 -- name: of-key
 SELECT event.*, is_sent FROM waiting JOIN event ON event.seq = waiting.seq
 WHERE sink = ? AND key = ? ORDER BY waiting.seq LIMIT ?;
 
 -- name: next-due
-SELECT due_at FROM waiting INDEXED BY waiting_by_due
-WHERE sink = ? AND due_at IS NOT NULL ORDER BY due_at LIMIT 1;
+SELECT MIN(due_at) FROM waiting INDEXED BY waiting_by_due WHERE sink = ? AND state IN (1, 3);
 
 -- name: promote
 -- What is due by now can be sent; a few at once, those that are due first.
-UPDATE waiting SET state = IIF(state = 6, 0, state + 2), due_at = NULL, is_asked = 0 WHERE sink = ?1 AND seq IN (
+UPDATE waiting SET state = IIF(tries, 2, 0), due_at = IIF(tries, due_at, NULL) WHERE sink = ?1 AND seq IN (
     SELECT seq FROM waiting INDEXED BY waiting_by_due
-    WHERE sink = ?1 AND due_at IS NOT NULL AND due_at <= ?2 AND (due_at <= ?3 OR NOT is_asked) ORDER BY due_at LIMIT 100
+    WHERE sink = ?1 AND state IN (1, 3) AND due_at <= ?2 ORDER BY due_at LIMIT 100
 );
 
 -- name: resume
--- After a start nothing is held, and a clock that was wrong delays no retry.
-UPDATE waiting SET state = IIF(state = 6, 0, state), due_at = IIF(state = 6, NULL, MIN(due_at, ?)), is_asked = 0
-WHERE due_at IS NOT NULL;
+-- After a start all is due: nothing that was known of a receiver outlasts it, and nothing is held.
+UPDATE waiting SET state = IIF(tries, 2, 0), due_at = IIF(tries, MIN(due_at, ?), NULL) WHERE state IN (1, 2, 3);
 
 -- name: release
-UPDATE waiting SET state = 0, due_at = NULL WHERE sink = ? AND state = 6 AND state <> 7;
+UPDATE waiting SET state = 0, due_at = NULL WHERE sink = ? AND state = 3 AND state <> 4 AND tries = 0;
 
 -- name: note-sent
 UPDATE waiting SET is_sent = ? WHERE sink = ? AND seq = ?;
 
 -- name: note-failure
-UPDATE waiting SET state = ?, tries = ?, due_at = ?, is_asked = ? WHERE sink = ? AND seq = ?;
+UPDATE waiting SET state = ?, tries = ?, due_at = ? WHERE sink = ? AND seq = ?;
+
+-- name: note-tries
+-- What another database knows of the tries; which one is the first of its key is known here.
+UPDATE waiting SET
+    state = IIF(state = 4 OR ?3 = 4, state, ?3), tries = IIF(state = 4 OR ?3 = 4, tries, ?4),
+    due_at = IIF(state = 4 OR ?3 = 4, due_at, ?5), is_sent = ?6
+WHERE sink = ?1 AND seq = ?2;
 
 -- name: forgive
-UPDATE waiting SET state = 1, tries = 0, due_at = NULL WHERE sink = ? AND state IN (2, 4) AND state <> 7;
+UPDATE waiting SET state = 2, due_at = MIN(due_at, ?2) WHERE sink = ?1 AND state = 1 AND state <> 4;
 
 -- name: event
 SELECT * FROM event WHERE seq = ?;
@@ -188,7 +214,7 @@ SELECT * FROM event WHERE seq = ?;
 -- name: oldest-waiting
 -- The oldest that waits is the first of its key.
 SELECT * FROM event WHERE seq = (
-    SELECT MIN(seq) FROM waiting INDEXED BY waiting_heads WHERE sink = ? AND state <> 7
+    SELECT MIN(seq) FROM waiting INDEXED BY waiting_heads WHERE sink = ? AND state <> 4
 );
 
 -- name: count-waiting

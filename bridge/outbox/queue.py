@@ -35,24 +35,19 @@ class Head(NamedTuple):
         """Whether it has failed since it became the first of its key."""
         return self.state != Wait.NEW
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether the receiver has accepted others since this one failed: it is the cause if it fails again."""
-        return self.state in (Wait.FORGIVEN, Wait.ALONE, Wait.ALONE_DUE)
-
 
 class Turn(NamedTuple):
     """Whose turn it can be.
 
     Attributes:
-        fresh: what may be accepted, the most urgent first.
-        again: of the retries that are due, the one to try before others.
+        fresh: what was never tried, the most urgent first.
+        again: retries that are due, the one to try before others first.
         is_kept_back: whether there is something for whose kind it is too early.
         due_at: when something else is due, in steady seconds, infinite for never.
     """
 
     fresh: Sequence[Head]
-    again: Head | None
+    again: Sequence[Head]
     is_kept_back: bool
     due_at: float
 
@@ -76,7 +71,7 @@ class Queue:
     storage: Storage
 
     def turn(
-        self, now: Now, limit: int, *, may_begin: bool, may_retry: bool, is_resumed: bool = False
+        self, now: Now, limit: int, *, may_begin: bool = True, may_retry: bool = True, failures: int = 0
     ) -> Turn:
         """Return whose turn it is.
 
@@ -85,33 +80,31 @@ class Queue:
             limit: how many heads may be sent at once.
             may_begin: whether something may be tried for the first time.
             may_retry: whether something that has failed may be tried.
-            is_resumed: whether the sink as a whole has waited; then all that failed is due, unless the receiver asked
-                for time, and what failed least often comes first.
+            failures: how many tries failed in a row. While any does, the next retry is by turns what failed least
+                often, what is due for longest and what is most urgent, so that nothing delays others for ever.
         """
 
         def work(database: Ledger) -> Turn:
-            until = math.inf if is_resumed else now.steady
             due_at = self._due_at(database)
-            if due_at <= until:
+            if due_at <= now.steady:
                 with database.transaction(synced=False):
-                    database.execute("promote", self.sink, until, now.steady)
+                    database.execute("promote", self.sink, now.steady)
                 due_at = self._due_at(database)
-            has_failed = bool(database.execute("has-failed", self.sink).fetchone())
-            states = [Wait.NEW] * may_begin + [Wait.FORGIVEN] * (may_retry and has_failed)
-            fresh = self._heads(database, states, now, limit)
-            failed = (Wait.SUSPECT_DUE, Wait.ALONE_DUE) if may_retry and has_failed else ()
-            again = self._heads(database, failed, now, COMPARED_HEADS)
-            again.sort(key=lambda head: (0 if is_resumed else head.lane, head.tries))
-            retries = [Wait.FORGIVEN, Wait.SUSPECT_DUE, Wait.ALONE_DUE]
-            others = [Wait.NEW] * (not may_begin) + retries * (not may_retry)
-            is_kept_back = not (fresh or again) and bool(self._heads(database, others, now, 1))
-            return Turn(fresh, again[0] if again else None, is_kept_back, due_at)
+            new = self._heads(database, (Wait.NEW,), now, limit if may_begin else 1)
+            statement = ("least-tried", "least-tried", "longest-due")[failures % 3]
+            row = database.execute(statement, self.sink).fetchone()
+            again = [Head(now.lane(row[2]), *row)] if row else []
+            if again and failures % 3 == 0:
+                again = self._heads(database, (Wait.DUE,), now, 1 if failures else COMPARED_HEADS)
+                again.sort(key=lambda head: (head.lane, head.tries))
+            is_kept_back = bool((new and not may_begin) or (again and not may_retry))
+            return Turn(new if may_begin else (), again[:limit] if may_retry else (), is_kept_back, due_at)
 
         return self.storage.run(work)
 
     def _due_at(self, database: Ledger) -> float:
-        row = database.execute("next-due", self.sink).fetchone()
-        return row[0] if row else math.inf
+        (due_at,) = database.execute("next-due", self.sink).fetchone()
+        return math.inf if due_at is None else due_at
 
     def _heads(self, database: Ledger, states: Sequence[int], now: Now, limit: int) -> list[Head]:
         """Return heads in these states by lane; what is urgent no more, or never was, comes last and by number."""
@@ -141,9 +134,9 @@ class Queue:
         def work(database: Ledger) -> Taken:
             events: list[StoredEvent] = []
             sent: set[int] = set()
-            # A retry goes alone: with what is behind it, it would fail as a batch and never be blamed.
-            alone = any(head.state in (Wait.SUSPECT_DUE, Wait.ALONE_DUE) for head in heads)
-            room, size = 0 if alone else limit - len(heads), 0
+            # Nothing behind a retry goes with it: it would fail as a batch, and be tried as often as before.
+            is_again = any(head.has_failed for head in heads)
+            room, size = 0 if is_again else limit - len(heads), 0
             for head in heads:
                 before = len(events)
                 for *row, is_sent in database.execute("of-key", self.sink, head.key, room + 1):
@@ -157,7 +150,7 @@ class Queue:
             for event in events if is_noted else ():
                 if event.seq not in sent:
                     database.execute("note-sent", 1, self.sink, event.seq)
-            return Taken(events, sent, any(head.has_failed for head in heads))
+            return Taken(events, sent, is_again)
 
         return self.storage.run(work, synced=False if is_noted else None)
 
@@ -171,17 +164,17 @@ class Queue:
         for seq in seqs:
             self._write("note-sent", 0, self.sink, seq)
 
-    def note_failure(self, head: Head, *, due_at: float, is_cause: bool, is_asked: bool) -> None:
+    def note_failure(self, head: Head, *, due_at: float, is_asked: bool) -> None:
         """Note that a head failed and is tried again at `due_at` (steady seconds).
 
-        `is_cause`: it fails although others are accepted; `is_asked`: the receiver has asked to wait until then.
+        `is_asked`: the receiver has asked to wait until then.
         """
-        state = Wait.ALONE if is_cause or is_asked else Wait.SUSPECT
-        self._write("note-failure", state, head.tries + 1, due_at, is_asked, self.sink, head.seq)
+        state = Wait.HELD if is_asked else Wait.FAILED
+        self._write("note-failure", state, head.tries + 1, due_at, self.sink, head.seq)
 
-    def forgive(self) -> None:
-        """Let all that failed while nothing was accepted be due at once."""
-        self._write("forgive", self.sink)
+    def forgive(self, now: Now) -> bool:
+        """Let all that waits for its retry be due at once; return whether anything did."""
+        return self._write("forgive", self.sink, now.steady) > 0
 
     def release(self) -> bool:
         """Hold nothing that is held by now; return whether anything was."""
@@ -192,8 +185,10 @@ class Queue:
         row = self._row("oldest-waiting", self.sink)
         return stored_event(row) if row else None
 
-    def has_urgent(self) -> bool:
-        """Return whether a notice or a receipt waits."""
+    def has_urgent(self, seq: int | None) -> bool:
+        """Return whether a certain notice or receipt waits; None: whether any does."""
+        if seq is not None:
+            return self._row("key-and-urgency", self.sink, seq) is not None
         return self.storage.run(lambda database: self._has_urgent(database, range(Wait.BEHIND)))
 
     def _has_urgent(self, database: Ledger, states: Sequence[int]) -> bool:
@@ -201,7 +196,17 @@ class Queue:
 
     def failures(self) -> int:
         """Return how often the event failed that failed most often, 0 if none waits for a retry."""
-        return int(self._row("most-tries", self.sink)[0])
+        found = (self._row("most-tries", self.sink, state) for state in (Wait.FAILED, Wait.DUE))
+        return max(tries or 0 for (tries,) in found)
+
+    def patience(self, now: Now) -> float:
+        """Return how long the notice that starts next may wait for a retry, infinite if there is none."""
+        found = (
+            self._row("next-notice", self.sink, state, now.wall)
+            for state in (Wait.NEW, Wait.FAILED, Wait.DUE)
+        )
+        starts = [at for (at,) in found if at is not None]
+        return now.patience(min(starts, default=None), -math.inf)
 
     def notice(self, now: Now, before: float) -> StoredEvent | None:
         """Return the most urgent notice of those stored before `before` (steady seconds), None if none is urgent."""

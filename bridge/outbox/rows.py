@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from bridge.events.model import StoredEvent
-from bridge.events.urgency import URGENT_LIMIT_SECONDS, key_number, urgency
+from bridge.events.urgency import HAS_STARTED, URGENT_LIMIT_SECONDS, YOUNG_SECONDS, Now, key_number, urgency
 from bridge.outbox.sqlite import VERSION, Damaged, Database, checksum
 from bridge.runtime.json import Json
 
@@ -42,12 +42,11 @@ UNKNOWN_LOSSES = (DAMAGE, STATE_FOLDER_GONE, NOT_WRITTEN)
 class Wait(IntEnum):
     """The state of what waits; outbox.sql has the numbers.
 
-    NEW: not tried yet; FORGIVEN: it failed while nothing was accepted, and is due now that something is; SUSPECT: it
-    failed and waits for its retry; ALONE: likewise, while others were accepted; each of both with its retry due;
-    HELD: until it is due; BEHIND: another event with its order key goes first.
+    NEW: not tried yet; FAILED: it waits for its retry; DUE: its retry is due; HELD: until it is due, whatever else
+    is accepted; BEHIND: another event with its order key goes first.
     """
 
-    NEW, FORGIVEN, SUSPECT, ALONE, SUSPECT_DUE, ALONE_DUE, HELD, BEHIND = range(8)
+    NEW, FAILED, DUE, HELD, BEHIND = range(5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,27 +104,31 @@ class Ledger(Database):
 
         For each sink, `held` has until when it holds the event (steady seconds), None for not at all.
         """
-        urgent = urgency(event, event.stored_at if wall is None else wall)
-        key = key_number(event.envelope)
+        now = Now(wall=event.stored_at if wall is None else wall, steady=event.stored_at)
+        urgent, key = urgency(event, now.wall), key_number(event.envelope)
         for sink, due_at in held.items():
             state = Wait.NEW if due_at is None else Wait.HELD
-            self.copy_waiting(sink, event.seq, key, urgent, state, 0, due_at, 0, 0, at=event.stored_at)
+            self.copy_waiting(sink, event.seq, key, urgent, state, 0, due_at, 0, now=now)
 
     def copy_waiting(
-        self, sink: str, seq: int, key: int, urgent: float | None, *rest: Any, at: float = math.inf
+        self, sink: str, seq: int, key: int, urgent: float | None, *rest: Any, now: Now | None = None
     ) -> None:
-        """Write a row as another database has it; what is the first of its key is found out here."""
+        """Write a row as another database has it, or a new one; what is the first of its key is found out here."""
         row = self.execute("save-waiting", sink, seq, key, urgent, *rest).fetchone()
         due_at = rest[2]
         if row == (Wait.BEHIND,) and (urgent is not None or due_at is not None):
-            self.execute("hasten", sink, key, urgent, due_at, at + URGENT_LIMIT_SECONDS)
+            until, notices, started = math.inf, 0.0, HAS_STARTED
+            if now:
+                until = now.steady + URGENT_LIMIT_SECONDS
+                notices, started = now.wall - YOUNG_SECONDS, HAS_STARTED + now.steady - YOUNG_SECONDS
+            self.execute("hasten", sink, key, urgent, due_at, until, notices, started)
 
     def move_waiting(self, sink: str, target: str, seq: int) -> int:
         """Let an event that waits for a sink wait for another one as a new one; return how many did."""
         if self.format < VERSION:
             return self.execute("move-waiting-of-version-1", target, sink, seq).rowcount
         for key, urgent in self.execute("key-and-urgency", sink, seq).fetchall():
-            self.copy_waiting(target, seq, key, urgent, Wait.NEW, 0, None, 0, 0)
+            self.copy_waiting(target, seq, key, urgent, Wait.NEW, 0, None, 0)
             self.execute("order-key", target, key)
         return self.execute("delete-waiting", sink, seq).rowcount
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bridge.errors import StateError, Stopped
+from bridge.events.urgency import Now
 from bridge.outbox import rows
 from bridge.outbox.rows import Ledger, Loss
 from bridge.outbox.sqlite import ERRORS, is_damage, log_bytes
@@ -75,10 +76,17 @@ class Storage:
         file_seq: the last number that the file is known to have.
     """
 
-    def __init__(self, folder: StateFolder, lock: AbstractContextManager[Any], wanted_by: WantedBy) -> None:
+    def __init__(
+        self,
+        folder: StateFolder,
+        lock: AbstractContextManager[Any],
+        now: Callable[[], Now],
+        wanted_by: WantedBy,
+    ) -> None:
         """Use the file in `folder`; `run` takes the lock, `wanted_by` names the sinks that take an event."""
         self._folder = folder
         self._lock = lock
+        self._now = now
         self._wanted_by = wanted_by
         self._used: _File | _Memory | None = None  # None: not opened yet, or closed
         self._why_aside = ""  # why the file must be moved aside before anything else
@@ -390,7 +398,7 @@ class Storage:
         memory = _Memory(database=Ledger(), error=self._note(error), own_after=self.last_seq)
         if source:
             with memory.database.transaction(), suppress(*ERRORS):
-                fill_memory(memory.database, source, max_bytes=COPY_BYTES)
+                fill_memory(memory.database, source, now=self._now(), max_bytes=COPY_BYTES)
         self.close()
         self._used = memory
         return memory

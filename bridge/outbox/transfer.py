@@ -10,6 +10,7 @@ from typing import Any
 
 from bridge.errors import StateError
 from bridge.events.model import StoredEvent
+from bridge.events.urgency import REST_LANE, Now
 from bridge.outbox import rows
 from bridge.outbox.rows import Ledger, stored_dead_letter, stored_event, stored_record
 from bridge.outbox.sqlite import ERRORS, VERSION, Damaged
@@ -19,11 +20,15 @@ LEAST_BYTES = 1000  # a row counts as so many at least: to copy many small ones 
 
 
 def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
-    """Copy what a file may lack: events behind a number with what waits of them, dead letters and records."""
+    """Copy what a file may lack: events behind a number with what waits of them, tries, dead letters and records."""
     for row in memory.execute("events-after", after):
         file.save_event(stored_event(row))
-    for row in memory.execute("all-waiting", after):
-        file.copy_waiting(*row)
+    for row in memory.execute("all-waiting", 0):
+        sink, seq, _, _, *tries = row
+        if seq > after:
+            file.copy_waiting(*row)
+        else:
+            file.execute("note-tries", sink, seq, *tries)
     for values, retry in map(stored_dead_letter, memory.rows("dead_letter")):
         file.save_dead_letter(*values, retry=retry)
     for kind, key, value, at in map(stored_record, memory.rows("record")):
@@ -36,8 +41,10 @@ def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
         file.save_record(kind, key, max(value, counted) if counted else value, at=at)
 
 
-def fill_memory(memory: Ledger, source: Ledger, *, max_bytes: int) -> None:
-    """Copy the state, other records, the newest first, and what waits, the oldest first, each up to `max_bytes`.
+def fill_memory(memory: Ledger, source: Ledger, *, now: Now, max_bytes: int) -> None:
+    """Copy the state, other records, the newest first, and what waits, each up to `max_bytes`.
+
+    Of what waits, the most urgent goes first, with all of its key, and then the oldest.
 
     Raises:
         sqlite3.Error: the source cannot be read any further.
@@ -50,10 +57,14 @@ def fill_memory(memory: Ledger, source: Ledger, *, max_bytes: int) -> None:
             break
         memory.save_record(kind, key, value, at=at)
     left = max_bytes
-    for event in map(stored_event, source.execute("waiting-events")):
+    copied: set[int] = set()
+    for event in chain(_urgent_events(source, now), map(stored_event, source.execute("waiting-events"))):
+        if event.seq in copied:
+            continue
         left -= max(LEAST_BYTES, len(event.body))
         if left < 0:
             break
+        copied.add(event.seq)
         memory.save_event(event)
         if source.format < VERSION:
             sinks = [sink for (sink,) in source.execute("sinks-waiting-for", event.seq)]
@@ -61,6 +72,14 @@ def fill_memory(memory: Ledger, source: Ledger, *, max_bytes: int) -> None:
         else:
             for row in source.execute("waiting-for", event.seq):
                 memory.copy_waiting(*row)
+
+
+def _urgent_events(source: Ledger, now: Now) -> Iterator[StoredEvent]:
+    """Yield what waits with the keys of urgent events."""
+    heads = source.execute("urgent-keys").fetchall() if source.format == VERSION else []
+    ranked = sorted((now.lane(head[0]), *head) for head in heads)
+    for key in dict.fromkeys(key for lane, _, _, key in ranked if lane < REST_LANE):
+        yield from map(stored_event, source.execute("events-of-key", key))
 
 
 def salvage(path: Path, file: Ledger, wanted_by: WantedBy) -> None:

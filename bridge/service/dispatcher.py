@@ -17,7 +17,7 @@ from typing import Literal
 from bridge.contract.status import SinkStatus
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.events.model import StoredEvent
-from bridge.events.urgency import Now, not_before
+from bridge.events.urgency import URGENT_LIMIT_SECONDS, Now, not_before
 from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox
 from bridge.outbox.queue import Head, Taken, Turn
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
@@ -109,7 +109,7 @@ class Dispatcher:
 
     def status(self, dead_letters: int = 0) -> SinkStatus:
         """Return how the sink is, for the status file; it does not count its dead letters itself."""
-        failures = self._course.failures or self._queue.failures()
+        failures = max(self._course.failures, self._queue.failures())
         backlog, since = self.outbox.backlog(self.name)
         # What is held, or what a program is busy with, does not wait.
         now, held_until = self.clock.steady(), self._held_until
@@ -154,7 +154,7 @@ class Dispatcher:
             why = {"whole_sink": str(failure.error) if failure else None}
             log.debug("sink %s: waits up to %.2f s", self.name, wait_seconds, extra=why)
             return wait_seconds
-        taken = self._queue.take(heads, self._limit, is_noted=self.sink.knows_duplicates)
+        taken = self._queue.take(heads[: self._limit], self._limit, is_noted=self.sink.knows_duplicates)
         if not taken.events:  # the outbox reached its size limit
             return GONE_SECONDS
         self._deliver(taken)
@@ -179,8 +179,10 @@ class Dispatcher:
     def _turn(self, now: Now, pace: Pace) -> Turn:
         """Return whose turn it is, and release what is held once something is sent or must not be held."""
         course, queue = self._course, self._queue
-        kinds = course.kinds(now.steady, is_draining=pace.is_draining)
+        kinds = course.kinds(now.steady)
         turn = queue.turn(now, self._limit, **kinds)
+        if (course.blocked_by or pace.is_draining) and not turn.fresh and queue.forgive(now):
+            turn = queue.turn(now, self._limit, **kinds)
         if not self.holding:
             return turn
         held_until = min(turn.due_at, course.pause_until)
@@ -207,10 +209,10 @@ class Dispatcher:
         try:
             self.sink.send(events)
         except DeliveryError as error:
-            self._note_delivery(events[: error.delivered])
+            self._note_delivery(events[: error.delivered], is_again=taken.is_again)
             self._note_error(error, taken._replace(events=events[error.delivered :]), now)
         else:
-            self._note_delivery(events)
+            self._note_delivery(events, is_again=taken.is_again)
 
     def _dead_letter_expired(self, now: Now) -> bool:
         """Dead-letter the oldest event if it is too old; return whether it was."""
@@ -237,7 +239,7 @@ class Dispatcher:
         for event in events:
             log.error(text, self.name, reason, detail, extra={"event": event.id})
 
-    def _note_delivery(self, events: Sequence[StoredEvent]) -> None:
+    def _note_delivery(self, events: Sequence[StoredEvent], *, is_again: bool) -> None:
         if not events:
             return
         log.info("sink %s: delivered", self.name, extra={"events": [event.id for event in events]})
@@ -245,20 +247,22 @@ class Dispatcher:
         for event in events:
             self.count("delivered", max(0.0, now - event.stored_at))
         self.outbox.acknowledge(self.name, events)
-        self._note_answer()
+        self._note_answer(is_again=is_again)
+        course = self._course
         if self.holding:
-            course = self._course
             pause_until = now + self.holding.pause_seconds(events[0].stored_at, course.accepted_at)
-            self._course = replace(course, accepted_at=now, pause_until=pause_until)
+            course = replace(course, pause_until=pause_until)
+        self._course = replace(course, accepted_at=now)
         self._health.note_success()
 
-    def _note_answer(self) -> None:
-        """Note that the receiver takes events; what failed while it did not is due."""
+    def _note_answer(self, *, is_again: bool) -> None:
+        """Note that the receiver takes events; after an outage, what failed is due."""
         if self._course.failures:
             self._health.note_recovery(self._course.failures)
-        if not self._course.is_calm:
-            self._queue.forgive()
-        self._course = self._course.accepted()
+            now = self.outbox.now()
+            if self._course.is_after_outage(now.steady):
+                self._queue.forgive(now)
+        self._course = self._course.accepted(is_again=is_again)
 
     def _note_error(self, error: DeliveryError, taken: Taken, began_at: float) -> None:
         events = taken.events
@@ -269,14 +273,14 @@ class Dispatcher:
             self.count("failed")
             self._note_failure(error, taken, began_at)
         elif error.status == HTTPStatus.CONFLICT and events[0].seq in taken.sent:
-            self._note_delivery(events[:1])
+            self._note_delivery(events[:1], is_again=taken.is_again)
         elif self._course.is_digest and len(events) > 1:
-            self._note_answer()
+            self._note_answer(is_again=False)
             self._course = self._course.split(len(events), parts=2)
             log.warning("sink %s: a digest is refused, it is sent in parts: %s", self.name, error)
         else:
             self.count("rejected")
-            self._note_answer()
+            self._note_answer(is_again=taken.is_again)
             self._health.note_rejection(events[0], error)
             self._dead_letter(events[:1], REJECTED, str(error))
 
@@ -294,28 +298,31 @@ class Dispatcher:
         if head:
             self._note_failed(head, failure, taken.events[0], pace)
         is_again = head.has_failed if head else taken.is_again
-        self._course = self._course.failed(failure, count=count, head=head, is_again=is_again, pace=pace)
+        self._course = self._course.failed(failure, count=count, is_again=is_again, pace=pace)
         self._health.note_failure(error, self._course.failures)
 
     def _note_failed(self, head: Head, failure: Failure, event: StoredEvent, pace: Pace) -> None:
         """Let an event wait for its retry, and what is behind it."""
-        is_cause = self._course.is_cause(head)
-        if is_cause and not head.tries:
-            text = "sink %s: an event keeps failing while others are accepted; it is retried on its own"
-            log.warning(text, self.name, extra={"event": event.id})
-        # It is tried often only if it is urgent itself, and was answered.
+        # One without an answer may take long each time: it is tried as a young one only if it is alone.
         is_harmless = failure.is_answered or self.outbox.backlogs()[self.name] == 1
-        is_urgent = pace.is_urgent and head.urgency is not None and is_harmless
-        retry_at = replace(failure, count=head.tries + 1).retry_at(replace(pace, is_urgent=is_urgent))
-        is_asked = failure.must_wait(pace)
-        self._queue.note_failure(head, due_at=retry_at, is_cause=is_cause, is_asked=is_asked)
+        urgent_seconds = self.outbox.now().patience(
+            head.urgency, event.stored_at if is_harmless else -math.inf
+        )
+        retry_at = replace(failure, count=head.tries + 1).retry_at(
+            replace(pace, urgent_seconds=urgent_seconds)
+        )
+        self._queue.note_failure(head, due_at=retry_at, is_asked=failure.must_wait(pace))
         extra = {"event": event.id, "seconds": retry_at - failure.at}
         log.debug("sink %s: a failed event waits, and what is behind it", self.name, extra=extra)
 
     def _pace(self, *, is_failing: bool) -> Pace:
+        urgent_seconds = math.inf
+        if is_failing:
+            is_young = self.outbox.has_young(self.name)
+            urgent_seconds = URGENT_LIMIT_SECONDS if is_young else self._queue.patience(self.outbox.now())
         return Pace(
             limit_seconds=self.sink.retry_limit_seconds,
-            is_urgent=is_failing and self.outbox.has_young(self.name),
+            urgent_seconds=urgent_seconds,
             is_draining=bool(self._draining),
         )
 
@@ -333,7 +340,9 @@ class SinkHealth:
         self._clock = clock
         self._log_limit = RepeatLimit(clock)
         self._is_rejecting = False
-        self._failed_as: SinkState = "ok"
+        self._failed_as: SinkState = (
+            "retrying"  # until it is known better: so failed what an earlier process left
+        )
         # The last success and the last error, as the status file shows them.
         self.last: dict[str, str | None] = dict.fromkeys(("last_success_at", "last_error", "last_error_at"))
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Protocol
 
 from bridge.events.model import StoredEvent, is_alarm
-from bridge.events.urgency import NOTICES, not_before
+from bridge.events.urgency import NOTICE_SHARE, NOTICES, not_before
 from bridge.runtime.time import Clock
 
 HELD_EVENTS = 500  # at most, and in one digest
@@ -20,7 +20,6 @@ SHORT_SECONDS = 30.0  # a notice of this length cannot gather
 # How long copies are held at most, a sixth of the usual notice: 500 events in a minute fit a namespace (tools/scale).
 HOLD_SECONDS = 150.0
 STARTED = "io.imdsbridge.scheduledevent.started."
-NOTICE_SHARE = 6  # of the notice that is left, at most
 
 
 class Holding(Protocol):

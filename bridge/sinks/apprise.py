@@ -22,7 +22,7 @@ class AppriseSettings(ChatSettings, SinkSettings):
 
     kind: Literal["apprise"]
     url: Secret
-    """The URL of the service, as apprise documents it; each sink has one. Example:
+    """The URL of the service with one target, as apprise documents it; another one needs a sink of its own. Example:
     `"mailtos://user:password@example.org?to=ops@example.org"`."""
     max_per_second: Rate | None = 1.0
 
@@ -85,4 +85,7 @@ class AppriseSink(Sink):
         service = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False, service_timeout=0))
         if not service.add(url) or len(service) != 1:
             raise ValueError("url: expected one URL of a service that apprise knows, with all that it needs")
+        if (targets := len(service[0])) > 1:
+            # If one of them failed, the others would get the message again with each retry.
+            raise ValueError(f"url: given {targets} targets, expected one: use a sink for each")
         return service

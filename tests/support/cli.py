@@ -78,5 +78,5 @@ class Cli:
         head = queue.head(3)
         assert head
         due_at = outbox.now().steady + 30
-        queue.note_failure(head._replace(tries=1), due_at=due_at, is_cause=False, is_asked=False)
+        queue.note_failure(head._replace(tries=1), due_at=due_at, is_asked=False)
         outbox.close()

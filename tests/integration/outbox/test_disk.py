@@ -21,6 +21,7 @@ from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import TRIAL_BYTES, StateFolder, try_to_write
 from tests.support.disk import SmallDisk, small_disk
 from tests.support.outbox import (
+    OTHER_TYPE,
     TWO,
     abandon,
     check_recovered,
@@ -442,3 +443,36 @@ def test_a_state_folder_that_is_gone_at_the_stop_is_made_again_with_everything(t
     commit(outbox, "2")
     assert outbox.close()
     check_recovered(tmp_path / "state", "1", "2")
+
+
+def test_what_is_copied_of_a_large_file_into_memory_is_the_most_urgent_with_all_of_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_module, "COPY_BYTES", 14_000)
+    with failing_disk() as failing, closing(open_outbox(tmp_path)) as outbox:
+        documents = [event(str(number), type_=OTHER_TYPE, size=3000) for number in range(10)]
+        outbox.commit([*documents, event("document", type_=OTHER_TYPE, subject="E", size=3000)])
+        outbox.commit([event("notice", subject="E")])
+        failing.fail()
+        outbox.commit([event("new", subject="E")])
+        assert drain(outbox)[-3:] == ["document", "notice", "new"]
+        failing.recover()
+        outbox.recover()
+        assert drain(outbox) == [str(number) for number in range(3, 10)]
+    check_recovered(tmp_path)
+
+
+def test_what_was_sent_from_memory_without_an_answer_is_known_to_the_file(tmp_path: Path) -> None:
+    with failing_disk() as failing, closing(open_outbox(tmp_path)) as outbox:
+        commit(outbox, "1")
+        failing.fail()
+        commit(outbox, "2")
+        turn = outbox.queue("a").turn(outbox.now(), 1)
+        assert not outbox.queue("a").take(turn.fresh, 1, is_noted=True).sent
+        outbox.queue("a").note_failure(turn.fresh[0], due_at=0.0, is_asked=False)
+        failing.recover()
+        outbox.recover()
+        assert outbox.storage_error is None
+        again = outbox.queue("a").turn(outbox.now(), 1).again
+        assert [head.tries for head in again] == [1]
+        assert outbox.queue("a").take(again, 1, is_noted=True).sent == {1}

@@ -280,18 +280,17 @@ def test_the_cost_of_a_delivery_does_not_grow_with_what_waits_or_fails(
             queue, now = outbox.queue("a"), outbox.now()
             outbox.commit([event(f"{number}", type_=type_, subject=subject) for number in range(count)])
             for head in queue.turn(now, count if fails else 0, may_begin=True, may_retry=True).fresh:
-                queue.note_failure(
-                    head, due_at=now.steady + 1e6 * (head.seq % 2 == 0), is_cause=True, is_asked=False
-                )
+                queue.note_failure(head, due_at=now.steady + 1e6 * (head.seq % 2 == 0), is_asked=False)
             outbox.commit([event("new", type_=type_, subject=subject and "other")])
             queue.turn(now, 1, may_begin=True, may_retry=True)  # lets the first retries be due
             with counted_steps(outbox) as steps:
                 turn = queue.turn(now, 1, may_begin=True, may_retry=True)
                 taken = queue.take(turn.fresh, 1, is_noted=True)
-                queue.note_failure(turn.fresh[0], due_at=now.steady + 1, is_cause=False, is_asked=False)
-                assert queue.turn(now, 1, may_begin=False, may_retry=True).again is not None or not fails
+                queue.note_failure(turn.fresh[0], due_at=now.steady + 1, is_asked=False)
+                for failures in range(3):
+                    assert queue.turn(now, 1, may_begin=False, failures=failures).again or not fails
                 outbox.acknowledge("a", taken.events)
-                queue.has_urgent()
+                queue.has_urgent(None)
                 outbox.commit([event("newer", type_=type_, subject=subject)])
             return sum(steps)
 

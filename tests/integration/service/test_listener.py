@@ -68,8 +68,9 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let fewer and smaller commands wait and be held, in the proportions of the real limits."""
     monkeypatch.setattr(listener_module, "MAX_WAITING", WAITING)
     monkeypatch.setattr(listener_module, "MAX_WAITING_BYTES", listener_module.MAX_WAITING_BYTES // 5)
-    monkeypatch.setattr(bus_receiver, "MAX_UNSETTLED", 2 * WAITING)
-    monkeypatch.setattr(bus_receiver, "MAX_UNSETTLED_BYTES", bus_receiver.MAX_UNSETTLED_BYTES // 5)
+    most_bytes = bus_receiver.MAX_UNSETTLED_BYTES // 5
+    monkeypatch.setattr(bus_receiver, "MAX_UNSETTLED_BYTES", most_bytes)
+    monkeypatch.setattr(bus_receiver, "MESSAGE_BYTES", most_bytes // (2 * WAITING))
 
 
 @pytest.mark.parametrize("queue", [QUEUE, FLEET])

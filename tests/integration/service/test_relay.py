@@ -146,6 +146,7 @@ def test_without_a_disk_only_a_limited_number_of_bytes_is_received(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bus_receiver, "RECEIVE_MESSAGES", 1)
+    monkeypatch.setattr(bus_receiver, "MESSAGE_BYTES", 1)
     monkeypatch.setattr(bus_receiver, "MAX_UNSETTLED_BYTES", 5 * len(body_of("e000")))
     with relay_of_the_dead as rig:
         sender.send(*map(event_message, names(20)))

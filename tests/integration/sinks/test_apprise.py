@@ -144,3 +144,15 @@ def test_like_a_chat_it_gets_notices_of_this_vm_of_the_last_hour(tmp_path: Path)
     heartbeat = stored_event(2, type_="io.imdsbridge.bridge.heartbeat.v1")
     assert [filter_of(settings).matches(one) for one in (own, other, heartbeat)] == [True, False, False]
     assert (settings.max_age_seconds, settings.max_per_second) == (3600, 1)
+
+
+@pytest.mark.parametrize(
+    "url", ["ntfy://host/one/two", "mailtos://u:p@example.org?to=a@example.org,b@example.org"]
+)
+def test_several_targets_are_refused_as_the_others_would_get_a_message_again_when_one_fails(
+    make: Make, url: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"sinks\.ops: url: given 2 targets, expected one: use a sink for each"
+    ):
+        make(url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import DeliveryError, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.events.urgency import RECEIPTS, REST_LANE, Now, urgency
+from bridge.events.urgency import HAS_STARTED, RECEIPTS, REST_LANE, Now, urgency
 from bridge.outbox.queue import Head, Queue, Taken
 from bridge.outbox.rows import Ledger
 from bridge.outbox.storage import Storage
@@ -27,7 +28,7 @@ from tests.support.diff import steady
 NOTICE = "io.imdsbridge.scheduledevent.scheduled.v1"
 OTHER = "io.imdsbridge.bridge.heartbeat.v1"
 PACE = Pace(limit_seconds=60.0)
-URGENT = Pace(limit_seconds=60.0, is_urgent=True)
+URGENT = Pace(limit_seconds=60.0, urgent_seconds=2.0)
 FAILURES: dict[str, DeliveryError | None] = {
     "+": None,
     "-": Unavailable("not now", status=503),
@@ -54,7 +55,7 @@ class MemoryStorage:
 
 
 class Told:
-    """A queue of events that are named by their subject: `A1` and `nA2` are about A, `nA2` is a notice.
+    """A queue of events that are named by their subject: `A1` and `nA2` are about A, `nA2` is a notice of 100 s.
 
     It is told what happens in words: `@10` is the time; the other words without `=` name what is sent next and say
     what becomes of it (`A,B+` is accepted, see FAILURES for the others); the rest is compared with the course.
@@ -68,8 +69,9 @@ class Told:
         for name in names.split():
             self.count += 1
             type_ = NOTICE if name.startswith("n") else OTHER
-            body = {"id": name, "type": type_, "source": "/s"}
+            body: dict[str, Any] = {"id": name, "type": type_, "source": "/s"}
             body["subject"] = name.lstrip("n").rstrip("0123456789")
+            body["data"] = {"NotBeforeUtc": "1970-01-01T00:01:40Z"}
             event = StoredEvent(
                 seq=self.count, id=name, type=type_, stored_at=0.0, body=json.dumps(body).encode()
             )
@@ -101,8 +103,10 @@ class Told:
         heads: Sequence[Head] = []
         if (at := self.course.blocked_until(self.pace)) <= self.now:
             now = Now(wall=self.now, steady=self.now)
-            kinds = self.course.kinds(self.now, is_draining=self.is_draining)
+            kinds = self.course.kinds(self.now)
             turn = self.queue.turn(now, self.course.limit, **kinds)
+            if (self.course.blocked_by or self.is_draining) and not turn.fresh and self.queue.forgive(now):
+                turn = self.queue.turn(now, self.course.limit, **kinds)
             at, heads = self.course.choose(turn, self.now)
         return at, self.queue.take(heads, self.course.limit, is_noted=False)
 
@@ -115,8 +119,9 @@ class Told:
             return
         for event in reversed(taken.events):
             self.storage.database.execute("delete-waiting", "a", event.seq)
-        self.queue.forgive()
-        self.course = self.course.accepted()
+        if self.course.is_after_outage(self.now):
+            self.queue.forgive(Now(wall=self.now, steady=self.now))
+        self.course = replace(self.course.accepted(is_again=taken.is_again), accepted_at=self.now)
 
     def fail(self, failure: Failure, taken: Taken) -> None:
         """Note a failure as a dispatcher does."""
@@ -124,11 +129,10 @@ class Told:
         if count == 1 and failure.may_be_caused_by_event:
             head = self.queue.head(taken.events[0].seq)
             assert head
-            is_asked, is_cause = failure.must_wait(self.pace), self.course.is_cause(head)
             due_at = replace(failure, count=head.tries + 1).retry_at(self.pace)
-            self.queue.note_failure(head, due_at=due_at, is_cause=is_cause, is_asked=is_asked)
+            self.queue.note_failure(head, due_at=due_at, is_asked=failure.must_wait(self.pace))
         is_again = head.has_failed if head else taken.is_again
-        self.course = self.course.failed(failure, count=count, head=head, is_again=is_again, pace=self.pace)
+        self.course = self.course.failed(failure, count=count, is_again=is_again, pace=self.pace)
 
 
 BATCHED = {
@@ -137,9 +141,13 @@ BATCHED = {
         *(4, "A B C D E F G H I J K L M N O"),
         "A,B,C,D- blocked=False next= @0.05 A+ B+ C,D+ E,F,G,H+ I,J,K,L+ M,N,O+",
     ),
-    "what alone fails of a failed batch is the cause": (
+    "what fails alone of a failed batch waits for its own retry": (
         *(4, "A B C D E"),
-        "A,B,C,D- @0.05 A+ B- failures=0 @0.1 C+ D,E+ next= @1 B+",
+        "A,B,C,D- @0.05 A+ B- failures=1 @0.1 C+ D,E+ next= @1 B+",
+    ),
+    "after an outage retries go together": (
+        *(4, "A B C D E"),
+        "A,B,C,D- @0.06 A- @0.12 B- @0.18 C- @0.24 D- @0.3 E+ A,B,C,D+",
     ),
     "a batch without an answer makes the sink wait": (2, "A B", "A,B! blocked=True failures=1 next="),
     "a batch that is to come later waits as a whole": (2, "A B", "A,B~ blocked=True at=60.0"),
@@ -154,36 +162,49 @@ ALONE = {
         "A1- blocked=False next= at=0.05 @0.05 B- @0.1 C- next= at=0.5 failures=3",
     ),
     "retries have a highest rate": ("A B C", "A- @0.05 B- @0.1 C- @1 A- next= at=1.25 @1.25 B- @1.5 C-"),
-    "what may be accepted comes before a retry that is as urgent": (
+    "after a failure what was never tried comes first": (
         "A B C D",
-        "A- @0.5 A- @2 B- next=A @2.05 C- @2.1 D+ A+ B+ C+",
+        "A- @0.5 B- next=A @0.56 C- @0.62 D+ A+ B+ C+",
     ),
-    "what failed once is tried again before others that are as urgent": ("A B C", "A- @0.5 A- B+ C+"),
+    "what failed once is tried again before others that are as urgent": ("A B C", "A- @0.5 B+ A+ C+"),
+    "what failed more often is tried again behind others that are as urgent": (
+        "A B C D",
+        "A- @0.05 B+ @0.5 A- C- @2 D+ C+ A+",
+    ),
     "a retry that is more urgent comes first, and then it is the turn of another": (
         "nA B C",
-        "nA- @0.05 B+ nA- next=C @0.55 nA- C+",
+        "nA- @0.05 B+ @0.5 nA- next=C C+ next= @1.5 nA+",
+    ),
+    "after a failure what failed least often, what is due for longest and the most urgent by turns": (
+        "nA B",
+        "nA- @1 B- @2 nA- @4 nA- @6 B- @8 nA-",
     ),
     "a lone event waits longer each time": ("A", "A- failures=1 at=0.5 @10 A- failures=2 at=11.0"),
-    "an accepted event makes the others due, behind what was never tried": (
+    "what is accepted after two failures makes the others due": (
         "A B C D",
-        "A- @0.05 B- @0.1 C+ blocked=False failures=0 D+ A+ B+",
+        "A- @0.05 B- @0.1 C+ blocked=False failures=0 A+ B+ D+",
     ),
-    "an event that alone fails holds up its subject": (
+    "after one failure it makes none due": ("A B", "A- @0.05 B+ next= at=0.5"),
+    "soon after another it makes none due": ("A B C D", "A+ @9 B- @9.1 C- @9.2 D+ next= at=9.5"),
+    "an event that fails holds up its subject": (
         "A1 B A2 C",
-        "A1- @0.05 B+ C+ A1- blocked=False next= at=0.55 @0.55 A1+ A2+",
+        "A1- @0.05 B+ C+ next= at=0.5 @0.5 A1- blocked=False next= at=1.5 @1.5 A1+ A2+",
     ),
-    "the most urgent first": ("A B nC D", "nC+ A- @0.05 B+ D+ A+"),
+    "the most urgent first": ("A B nC D", "nC+ A- @0.05 B+ D+ next= @0.5 A+"),
     "a subject is as urgent as its newest notice": ("A C B1 B2 nB3", "B1+ B2+ nB3+ A+ C+"),
     "without an answer what failed least often": (
         "A B C",
-        "A! blocked=True next= @10 B! blocked=True next= @20 C! @30 A! @40 B+ A+ C+",
+        "A! blocked=True next= @10 B! blocked=True next= @20 C! @30 A! @40 B+ C+ A+",
     ),
     "without an answer a lone event makes the sink wait": ("A", "A! failures=1 @10 A! failures=2 at=11.0"),
     "without an answer a notice is no exception": (
         "A B nC",
         "urgent nC! @10 A! @20 B! @30 nC! @40 A+ nC+ B+",
     ),
-    "an event without an answer while others are accepted": ("A B C", "A! @10 B+ C+ A! blocked=False next="),
+    "an event without an answer while others are accepted": (
+        "A B C",
+        "A! @10 B+ A! blocked=True next= @20 C+ A+",
+    ),
     "an answer ends the wait": ("A B", "A! @10 B- blocked=False @10.5 A+"),
     "what is to come later is not due then": ("A nB", "nB+ A~ blocked=True @30 next= @60 A+"),
     "what is to come later delays no other that is urgent": (
@@ -227,13 +248,13 @@ def test_the_rank_of_events() -> None:
 
     in_order = [
         rank("scheduledevent.scheduled", now + 30),
-        rank("scheduledevent.started"),  # as a notice of a minute
-        rank("scheduledevent.scheduled", now - 5000),  # likewise: late as it comes
         rank("scheduledevent.updated", now + 119),
         rank("scheduledevent.scheduled", now - 800, stored_at=now - 2000),
         rank("scheduledevent.scheduled", now - 10, stored_at=now - 2000),
         rank("scheduledevent.scheduled", now + 121),
         rank("scheduledevent.scheduled", now + 3 * 86400),
+        rank("scheduledevent.started", stored_at=now - 800),
+        rank("scheduledevent.scheduled", now - 5000),  # long overdue as it comes
         rank("scheduledevent.ended", stored_at=now - 800),
         rank("approval.failed"),
     ]
@@ -242,8 +263,9 @@ def test_the_rank_of_events() -> None:
         rank("document.changed"),
         rank("bridge.heartbeat"),
         rank("scheduledevent.scheduled", now - 901, stored_at=now - 5000),
+        rank("scheduledevent.started", stored_at=now - 901),
         rank("approval.accepted", stored_at=now - 901),
-    } == {(REST_LANE, 0.0), (REST_LANE, now - 901), (REST_LANE, RECEIPTS + now - 901)}
+    } == {(REST_LANE, at + now - 901 if at is not None else 0.0) for at in (None, 0.0, HAS_STARTED, RECEIPTS)}
 
 
 # When a failed delivery is tried again
@@ -262,9 +284,9 @@ def test_an_urgent_event_is_retried_within_two_seconds_and_a_drain_within_half_o
     share: float, count: int
 ) -> None:
     failure = Failure(error=NO_ANSWER, count=count, at=0.0, share=share)
-    assert failure.retry_at(Pace(limit_seconds=60.0, is_urgent=True)) <= 2.0
+    assert failure.retry_at(URGENT) <= 2.0
     assert failure.retry_at(Pace(limit_seconds=60.0, is_draining=True)) <= 0.5
-    assert failure.retry_at(Pace(limit_seconds=0.1, is_urgent=True)) <= 0.1
+    assert failure.retry_at(Pace(limit_seconds=0.1, urgent_seconds=2.0)) <= 0.1
 
 
 @pytest.mark.parametrize(
@@ -283,5 +305,5 @@ def test_what_the_receiver_asks_for_is_obeyed_unless_it_delays_an_urgent_event_w
     status: int | None, is_urgent: bool, is_draining: bool, wait_seconds: float
 ) -> None:
     error = Unavailable("later", status=status, retry_after_seconds=90.0)
-    pace = Pace(limit_seconds=60.0, is_urgent=is_urgent, is_draining=is_draining)
+    pace = Pace(limit_seconds=60.0, urgent_seconds=2.0 if is_urgent else math.inf, is_draining=is_draining)
     assert Failure(error=error, count=9, at=0.0, share=1.0).retry_at(pace) == wait_seconds
