@@ -444,7 +444,7 @@ def make_room(database: Ledger, max_bytes: int, *, start: float, is_stored: Call
     lost: Counter[str] = Counter()
     while database.used_bytes() > max_bytes:
         if start < math.inf:
-            start = max(database.execute("delete-delivered", start, FREED_ROWS), default=(math.inf,))[0]
+            start = _delete_delivered(database, start)
         elif not (
             database.execute("delete-done-records", f"$.{rows.DONE}", FREED_ROWS).rowcount
             or _drop_dead_letters(database)
@@ -456,20 +456,33 @@ def make_room(database: Ledger, max_bytes: int, *, start: float, is_stored: Call
     return start, lost
 
 
+def _delete_delivered(database: Ledger, start: float) -> float:
+    """Delete some events that no sink waits for, from the number `start` on; return where there may be more."""
+    seqs = [seq for (seq,) in database.execute("delivered", start, FREED_ROWS)]
+    for seq in seqs:
+        database.execute("delete-event", seq)
+    return max(seqs, default=math.inf)
+
+
 def _drop_dead_letters(database: Ledger) -> bool:
     """Delete some dead letters, the oldest first, and note them as lost; return whether there were any."""
-    found = database.execute("delete-oldest-dead-letters", FREED_ROWS).fetchall()
+    found = database.execute("oldest-dead-letters", FREED_ROWS).fetchall()
+    for number, *_ in found:
+        database.execute("delete-dead-letter", number)
     database.note_losses(
         Loss(reason=rows.SIZE_LIMIT, count=1, sink=sink, oldest=dead_at, newest=dead_at)
-        for sink, dead_at in found
+        for _, sink, dead_at in found
     )
     return bool(found)
 
 
 def _drop(database: Ledger, seq: int, stored_at: float, *, is_stored: bool) -> list[str]:
     """Delete an event that sinks wait for; return those that have lost it."""
-    sinks = [sink for (sink,) in database.execute("delete-waiting-for", seq).fetchall() if not is_stored]
+    waiting = [sink for (sink,) in database.execute("sinks-waiting-for", seq)]
+    for sink in waiting:
+        database.execute("delete-waiting", sink, seq)
     database.execute("delete-event", seq)
+    sinks = [] if is_stored else waiting
     database.note_losses(
         Loss(reason=rows.SIZE_LIMIT, count=1, sink=sink, oldest=stored_at, newest=stored_at) for sink in sinks
     )

@@ -47,7 +47,6 @@ CREATE INDEX waiting_by_seq ON waiting (seq, sink);
 CREATE INDEX waiting_heads ON waiting (sink, state, urgency, seq) WHERE state <> 4;
 CREATE INDEX waiting_by_due ON waiting (sink, due_at) WHERE state IN (1, 3);
 CREATE INDEX waiting_due ON waiting (sink, due_at) WHERE state = 2;
-CREATE INDEX waiting_by_tries ON waiting (sink, state, tries) WHERE state IN (1, 2);
 CREATE TRIGGER waiting_next AFTER DELETE ON waiting WHEN OLD.state < 4 BEGIN
     -- The next of the key is the first now, and the key is as urgent as before.
     UPDATE waiting SET state = 0, urgency = COALESCE(OLD.urgency, urgency)
@@ -55,8 +54,8 @@ CREATE TRIGGER waiting_next AFTER DELETE ON waiting WHEN OLD.state < 4 BEGIN
     AND seq = (SELECT MIN(seq) FROM waiting WHERE key = OLD.key AND sink = OLD.sink);
 END;
 
--- name: waiting-of-version-1
--- What waits in a file of version 1, for reading; writes name main.waiting.
+-- name: waiting-of-an-earlier-version
+-- What waits in a file of version 1 or 2, for reading; writes name main.waiting.
 CREATE TEMP VIEW waiting AS SELECT sink, seq, 0 AS tries, NULL AS due_at FROM main.waiting;
 
 -- name: save-event
@@ -65,8 +64,7 @@ INSERT OR REPLACE INTO event VALUES (?, ?, ?, ?, ?, ?);
 -- name: save-waiting
 INSERT OR IGNORE INTO waiting SELECT
     ?1, ?2, ?3, ?4, IIF(is_behind, 4, IIF(?5 = 4, 0, ?5)), IIF(is_behind, 0, ?6), IIF(is_behind, NULL, ?7), ?8
-FROM (SELECT EXISTS (SELECT 1 FROM waiting WHERE sink = ?1 AND key = ?3) AS is_behind)
-RETURNING state;
+FROM (SELECT EXISTS (SELECT 1 FROM waiting WHERE sink = ?1 AND key = ?3) AS is_behind);
 
 -- name: hasten
 -- What is behind a first event makes it urgent, and ends the time for which it is held. A newer notice counts, else
@@ -82,7 +80,7 @@ UPDATE waiting SET
         WHEN state IN (1, 3) AND ?3 NOTNULL THEN MIN(due_at, ?5)
         ELSE due_at
     END
-WHERE key = ?2 AND sink = ?1 AND state <> 4 AND seq = (
+WHERE key = ?2 AND sink = ?1 AND state <> 4 AND seq < ?8 AND seq = (
     SELECT MIN(seq) FROM waiting WHERE key = ?2 AND sink = ?1
 );
 
@@ -156,16 +154,18 @@ SELECT seq, key, urgency, state, tries FROM waiting WHERE sink = ? AND seq = ? A
 SELECT 1 FROM waiting INDEXED BY waiting_heads
 WHERE sink = ? AND state = ? AND state <> 4 AND urgency IS NOT NULL LIMIT 1;
 
--- name: least-tried
-SELECT seq, key, urgency, state, tries FROM waiting INDEXED BY waiting_by_tries
-WHERE sink = ? AND state = 2 AND state IN (1, 2) ORDER BY tries LIMIT 1;
+-- name: newest-due
+-- Of what came last, what is due for longest.
+SELECT seq, key, urgency, state, tries FROM (
+    SELECT * FROM waiting INDEXED BY waiting_by_seq WHERE seq > ? AND sink = ? ORDER BY seq DESC LIMIT ?
+) WHERE state = 2 ORDER BY due_at LIMIT 1;
 
 -- name: longest-due
 SELECT seq, key, urgency, state, tries FROM waiting INDEXED BY waiting_due
 WHERE sink = ? AND state = 2 ORDER BY due_at LIMIT 1;
 
--- name: most-tries
-SELECT MAX(tries) FROM waiting INDEXED BY waiting_by_tries WHERE sink = ? AND state = ? AND state IN (1, 2);
+-- name: next-retry
+SELECT tries FROM waiting INDEXED BY waiting_by_due WHERE sink = ? AND state IN (1, 3) ORDER BY due_at LIMIT 1;
 
 -- name: next-notice
 SELECT MIN(urgency) FROM waiting INDEXED BY waiting_heads
@@ -261,26 +261,20 @@ DELETE FROM record WHERE kind != 'state' AND rowid < COALESCE(
     (SELECT MIN(rowid) FROM record WHERE saved_at >= ? AND kind != 'state'), 9e18
 );
 
--- name: delete-delivered
-DELETE FROM event WHERE seq IN (
-    SELECT seq FROM event
-    WHERE seq >= ? AND NOT EXISTS (SELECT 1 FROM waiting WHERE waiting.seq = event.seq) ORDER BY seq LIMIT ?
-) RETURNING seq;
+-- name: delivered
+SELECT seq FROM event
+WHERE seq >= ? AND NOT EXISTS (SELECT 1 FROM waiting WHERE waiting.seq = event.seq) ORDER BY seq LIMIT ?;
 
 -- name: delete-done-records
 DELETE FROM record WHERE rowid IN (
     SELECT rowid FROM record WHERE kind != 'state' AND json_extract(value, ?) ORDER BY rowid LIMIT ?
 );
 
--- name: delete-oldest-dead-letters
-DELETE FROM dead_letter WHERE number IN (SELECT number FROM dead_letter ORDER BY number LIMIT ?)
-RETURNING sink, dead_at;
+-- name: oldest-dead-letters
+SELECT number, sink, dead_at FROM dead_letter ORDER BY number LIMIT ?;
 
 -- name: oldest-event
 SELECT seq, stored_at FROM event WHERE seq = (SELECT MIN(seq) FROM waiting);
-
--- name: delete-waiting-for
-DELETE FROM waiting WHERE seq = ? RETURNING sink;
 
 -- name: delete-event
 DELETE FROM event WHERE seq = ?;
@@ -325,5 +319,5 @@ SELECT sink, tries, due_at FROM waiting WHERE seq = ?;
 -- name: key-and-urgency
 SELECT key, urgency FROM waiting WHERE sink = ? AND seq = ?;
 
--- name: move-waiting-of-version-1
+-- name: move-waiting-of-an-earlier-version
 UPDATE OR REPLACE main.waiting SET sink = ? WHERE sink = ? AND seq = ?;

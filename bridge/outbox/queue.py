@@ -71,7 +71,14 @@ class Queue:
     storage: Storage
 
     def turn(
-        self, now: Now, limit: int, *, may_begin: bool = True, may_retry: bool = True, failures: int = 0
+        self,
+        now: Now,
+        limit: int,
+        *,
+        may_begin: bool = True,
+        may_retry: bool = True,
+        failures: int = 0,
+        since: int = 0,
     ) -> Turn:
         """Return whose turn it is.
 
@@ -80,8 +87,10 @@ class Queue:
             limit: how many heads may be sent at once.
             may_begin: whether something may be tried for the first time.
             may_retry: whether something that has failed may be tried.
-            failures: how many tries failed in a row. While any does, the next retry is by turns what failed least
-                often, what is due for longest and what is most urgent, so that nothing delays others for ever.
+            failures: how many tries failed in a row. While any does, every second retry is one of what came after the
+                number `since`, and of the others by turns what is due for longest and what is most urgent.
+            since: the last number that was given when the receiver accepted something: what came later was never
+                refused while others were accepted.
         """
 
         def work(database: Ledger) -> Turn:
@@ -91,10 +100,13 @@ class Queue:
                     database.execute("promote", self.sink, now.steady)
                 due_at = self._due_at(database)
             new = self._heads(database, (Wait.NEW,), now, limit if may_begin else 1)
-            statement = ("least-tried", "least-tried", "longest-due")[failures % 3]
-            row = database.execute(statement, self.sink).fetchone()
-            again = [Head(now.lane(row[2]), *row)] if row else []
-            if again and failures % 3 == 0:
+            if failures % 4:
+                row = None
+                if failures % 2:
+                    row = database.execute("newest-due", since, self.sink, COMPARED_HEADS).fetchone()
+                row = row or database.execute("longest-due", self.sink).fetchone()
+                again = [Head(now.lane(row[2]), *row)] if row else []
+            else:
                 again = self._heads(database, (Wait.DUE,), now, 1 if failures else COMPARED_HEADS)
                 again.sort(key=lambda head: (head.lane, head.tries))
             is_kept_back = bool((new and not may_begin) or (again and not may_retry))
@@ -195,9 +207,14 @@ class Queue:
         return any(database.execute("has-urgent", self.sink, state).fetchone() for state in states)
 
     def failures(self) -> int:
-        """Return how often the event failed that failed most often, 0 if none waits for a retry."""
-        found = (self._row("most-tries", self.sink, state) for state in (Wait.FAILED, Wait.DUE))
-        return max(tries or 0 for (tries,) in found)
+        """Return how often the event failed that is tried again next, 0 if none waits for a retry."""
+        found = self._row("longest-due", self.sink) or self._row("next-retry", self.sink)
+        return int(found[-1]) if found else 0
+
+    @property
+    def last_seq(self) -> int:
+        """The number that was given last."""
+        return self.storage.last_seq
 
     def patience(self, now: Now) -> float:
         """Return how long the notice that starts next may wait for a retry, infinite if there is none."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any
 
 from bridge.events.model import StoredEvent
@@ -78,6 +79,14 @@ class Loss:
         )
 
 
+def sinks_of(waiting: Iterable[Sequence[Any]]) -> dict[int, dict[str, int]]:
+    """Return which sinks wait for each event, by rows of any version, and whether each was sent it (1) or not."""
+    found: dict[int, dict[str, int]] = {}
+    for sink, seq, *rest in waiting:
+        found.setdefault(seq, {})[str(sink)] = rest[-1] if rest else 0
+    return found
+
+
 def vm_id_of(record: Any) -> str:
     """Return the id of the VM of a record, in lower case; "" while it is unknown."""
     return str(record["vm"]["vm_id"]).lower() if record else ""
@@ -91,42 +100,48 @@ class Ledger(Database):
         values = (event.id, event.type, event.stored_at, event.body)
         self.execute("save-event", event.seq, *values, checksum(*values))
 
-    def upgrade(self, waiting: list[tuple[str, int]]) -> None:
-        """Let what waits in a file of version 1 wait as in this one."""
-        for sink, seq in sorted(waiting, key=lambda row: row[1]):
+    def upgrade(self, waiting: Iterable[Sequence[Any]]) -> None:
+        """Let what waits in a file of an earlier version wait as in this one."""
+        for seq, sinks in sorted(sinks_of(waiting).items()):
             for row in self.execute("event", seq).fetchall():
-                self.save_waiting(stored_event(row), {sink: None})
+                self.save_waiting(stored_event(row), dict.fromkeys(sinks), sent=sinks)
 
     def save_waiting(
-        self, event: StoredEvent, held: Mapping[str, float | None], *, wall: float | None = None
+        self,
+        event: StoredEvent,
+        held: Mapping[str, float | None],
+        *,
+        wall: float | None = None,
+        sent: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Let sinks wait for an event that is stored at `wall` (by the wall clock).
 
-        For each sink, `held` has until when it holds the event (steady seconds), None for not at all.
+        For each sink, `held` has until when it holds the event (steady seconds), None for not at all, and `sent`
+        whether it was sent the event without a clear answer.
         """
         now = Now(wall=event.stored_at if wall is None else wall, steady=event.stored_at)
         urgent, key = urgency(event, now.wall), key_number(event.envelope)
         for sink, due_at in held.items():
             state = Wait.NEW if due_at is None else Wait.HELD
-            self.copy_waiting(sink, event.seq, key, urgent, state, 0, due_at, 0, now=now)
+            self.copy_waiting(sink, event.seq, key, urgent, state, 0, due_at, sent.get(sink, 0), now=now)
 
     def copy_waiting(
         self, sink: str, seq: int, key: int, urgent: float | None, *rest: Any, now: Now | None = None
     ) -> None:
         """Write a row as another database has it, or a new one; what is the first of its key is found out here."""
-        row = self.execute("save-waiting", sink, seq, key, urgent, *rest).fetchone()
+        self.execute("save-waiting", sink, seq, key, urgent, *rest)
         due_at = rest[2]
-        if row == (Wait.BEHIND,) and (urgent is not None or due_at is not None):
+        if urgent is not None or due_at is not None:
             until, notices, started = math.inf, 0.0, HAS_STARTED
             if now:
                 until = now.steady + URGENT_LIMIT_SECONDS
                 notices, started = now.wall - YOUNG_SECONDS, HAS_STARTED + now.steady - YOUNG_SECONDS
-            self.execute("hasten", sink, key, urgent, due_at, until, notices, started)
+            self.execute("hasten", sink, key, urgent, due_at, until, notices, started, seq)
 
     def move_waiting(self, sink: str, target: str, seq: int) -> int:
         """Let an event that waits for a sink wait for another one as a new one; return how many did."""
         if self.format < VERSION:
-            return self.execute("move-waiting-of-version-1", target, sink, seq).rowcount
+            return self.execute("move-waiting-of-an-earlier-version", target, sink, seq).rowcount
         for key, urgent in self.execute("key-and-urgency", sink, seq).fetchall():
             self.copy_waiting(target, seq, key, urgent, Wait.NEW, 0, None, 0)
             self.execute("order-key", target, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ from zlib import crc32
 
 from bridge.errors import StateError
 
-VERSION = 2
+VERSION = 3
 APPLICATION_ID = 0x494D4453  # in the header of every file that a released version wrote
 # How long the process waits for a lock, which the command line holds for milliseconds.
 BUSY_SECONDS = 1.0
@@ -71,21 +71,22 @@ class Database:
             raise
 
     def _adapt(self, mode: Mode) -> None:
-        """Bring a file of the version before up to date, or show its tables to reads as this version has them."""
+        """Bring a file of an earlier version up to date, or show its tables to reads as this version has them."""
         if mode != "create":
-            self.execute("waiting-of-version-1")
+            self.execute("waiting-of-an-earlier-version")
             return
         waiting = self.rows("waiting").fetchall()
         script = (
-            f"BEGIN IMMEDIATE; DROP INDEX event_by_age; DROP TABLE waiting; {_statements()['schema-waiting']}"
+            "BEGIN IMMEDIATE; DROP INDEX IF EXISTS event_by_age; DROP TABLE waiting; "
+            f"{_statements()['schema-waiting']}"
         )
         with transaction(self._connection, script):
             self.upgrade(waiting)
             self._connection.execute(f"PRAGMA user_version = {VERSION}")
         self.format = VERSION
 
-    def upgrade(self, waiting: list[tuple[str, int]]) -> None:
-        """Write what waits in a file of version 1, sinks and events' numbers; the caller holds the transaction."""
+    def upgrade(self, waiting: Iterable[Sequence[Any]]) -> None:
+        """Write what waits in a file of an earlier version, given by its rows; the caller holds the transaction."""
 
     def transaction(self, *, synced: bool = True) -> contextlib.AbstractContextManager[sqlite3.Connection]:
         """Commit all that is executed inside, or nothing; `synced` waits until the disk has it for good."""

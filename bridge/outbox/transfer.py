@@ -12,7 +12,7 @@ from bridge.errors import StateError
 from bridge.events.model import StoredEvent
 from bridge.events.urgency import REST_LANE, Now
 from bridge.outbox import rows
-from bridge.outbox.rows import Ledger, stored_dead_letter, stored_event, stored_record
+from bridge.outbox.rows import Ledger, sinks_of, stored_dead_letter, stored_event, stored_record
 from bridge.outbox.sqlite import ERRORS, VERSION, Damaged
 
 WantedBy = Callable[[StoredEvent], Iterable[str]]
@@ -58,6 +58,7 @@ def fill_memory(memory: Ledger, source: Ledger, *, now: Now, max_bytes: int) -> 
         memory.save_record(kind, key, value, at=at)
     left = max_bytes
     copied: set[int] = set()
+    old = sinks_of(source.rows("main.waiting")) if source.format < VERSION else None
     for event in chain(_urgent_events(source, now), map(stored_event, source.execute("waiting-events"))):
         if event.seq in copied:
             continue
@@ -66,9 +67,8 @@ def fill_memory(memory: Ledger, source: Ledger, *, now: Now, max_bytes: int) -> 
             break
         copied.add(event.seq)
         memory.save_event(event)
-        if source.format < VERSION:
-            sinks = [sink for (sink,) in source.execute("sinks-waiting-for", event.seq)]
-            memory.save_waiting(event, dict.fromkeys(sinks))
+        if old:
+            memory.save_waiting(event, dict.fromkeys(old[event.seq]), sent=old[event.seq])
         else:
             for row in source.execute("waiting-for", event.seq):
                 memory.copy_waiting(*row)
@@ -96,16 +96,15 @@ def salvage(path: Path, file: Ledger, wanted_by: WantedBy) -> None:
         return  # nothing of it can be read
     with closing(damaged):
         faults: list[Exception] = []
-        waiting: dict[int, set[str]] = {}
-        for sink, seq, *_ in _rows(damaged, "waiting", faults):
-            waiting.setdefault(seq, set()).add(str(sink))
+        waiting = sinks_of(_rows(damaged, "main.waiting", faults))
         for event in _readable(damaged, "event", stored_event):
             file.save_event(event)
-            if sinks := waiting.get(event.seq, set()) | {*(wanted_by(event) if faults else ())}:
-                waiting[event.seq] = sinks
+            if faults:
+                waiting[event.seq] = dict.fromkeys(wanted_by(event), 0) | waiting.get(event.seq, {})
         for event in map(stored_event, file.execute("events-after", 0)):
             # In their order, which what is behind the damage is not read in.
-            file.save_waiting(event, dict.fromkeys(sorted(waiting.get(event.seq, ()))))
+            sinks = waiting.get(event.seq, {})
+            file.save_waiting(event, dict.fromkeys(sorted(sinks)), sent=sinks)
         for values, retry in _readable(damaged, "dead_letter", stored_dead_letter):
             file.save_dead_letter(*values, retry=retry)
         for kind, key, value, at in _readable(damaged, "record", stored_record):

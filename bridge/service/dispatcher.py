@@ -252,7 +252,7 @@ class Dispatcher:
         if self.holding:
             pause_until = now + self.holding.pause_seconds(events[0].stored_at, course.accepted_at)
             course = replace(course, pause_until=pause_until)
-        self._course = replace(course, accepted_at=now)
+        self._course = replace(course, accepted_at=now, accepted_seq=self._queue.last_seq)
         self._health.note_success()
 
     def _note_answer(self, *, is_again: bool) -> None:

@@ -110,6 +110,7 @@ class Course:
         begin_at: when something is tried for the first time again, in steady seconds.
         again_at: when a retry is tried again.
         accepted_at: when something was accepted last.
+        accepted_seq: the last number that was given by then.
         pause_until: until when a digest gathers; infinite where events are held for their own time alone.
     """
 
@@ -123,6 +124,7 @@ class Course:
     begin_at: float = -math.inf
     again_at: float = -math.inf
     accepted_at: float = -math.inf
+    accepted_seq: int = 0
     pause_until: float = math.inf
 
     @property
@@ -145,18 +147,22 @@ class Course:
             "may_begin": self.blocked_by is not None or self.begin_at <= now,
             "may_retry": self.blocked_by is not None or self.again_at <= now,
             "failures": self.failures,
+            "since": self.accepted_seq,
         }
 
     def choose(self, turn: Turn, now: float) -> tuple[float, Sequence[Head]]:
         """Return the heads to send now; if there are none, when to ask again, NOTHING_WAITS if no event waits."""
         fresh, again = turn.fresh, turn.again
+        is_message = self.is_digest and self.is_calm
         if again and self.may_gather:
+            is_message = False
             fresh = sorted([*again, *fresh], key=lambda head: head.lane)[: self.limit]
         elif again and not (fresh and (self.failures or fresh[0].lane < self._lane(again[0]))):
             fresh = again[:1]
         if fresh:
-            # What starts soon is in no batch with others, any of which may fail; a digest is one message at first.
-            is_soon = fresh[0].lane == 0 and not (self.is_digest and self.is_calm)
+            # What starts soon is in no batch with others, any of which may fail; a digest of what was never tried is
+            # one message at first.
+            is_soon = fresh[0].lane == 0 and not is_message
             return now, [head for head in fresh if head.lane == 0] if is_soon else fresh
         kept_back = [at for at in (self.begin_at, self.again_at) if at > now] if turn.is_kept_back else []
         return min([turn.due_at, *kept_back]), []

@@ -394,7 +394,7 @@ def test_a_kill_while_the_state_of_another_vm_is_moved_loses_neither_what_is_owe
         assert waiting(restarted) == []
 
 
-# Of version 1: it is brought up to date once, and until then the command line and memory read it
+# Of versions 1 and 2: it is brought up to date once, and until then the command line and memory read it
 
 
 NOTICE_FIRST = ["notice", "document 2", "document 3"]
@@ -403,11 +403,28 @@ CREATE TABLE waiting (sink TEXT NOT NULL, seq INTEGER NOT NULL, PRIMARY KEY (sin
 CREATE INDEX waiting_by_seq ON waiting (seq);
 CREATE INDEX event_by_age ON event (stored_at);
 """
+WAITING_2 = """
+CREATE TABLE waiting (
+    sink TEXT NOT NULL, seq INTEGER NOT NULL, key INTEGER NOT NULL, urgency REAL, state INTEGER NOT NULL,
+    tries INTEGER NOT NULL DEFAULT 0, due_at REAL, is_asked INTEGER NOT NULL DEFAULT 0,
+    is_sent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (key, sink, seq)
+) WITHOUT ROWID;
+CREATE INDEX waiting_by_seq ON waiting (seq, sink);
+CREATE INDEX waiting_heads ON waiting (sink, state, urgency, seq) WHERE state <> 7;
+CREATE INDEX waiting_by_due ON waiting (sink, due_at) WHERE due_at IS NOT NULL;
+CREATE TRIGGER waiting_next AFTER DELETE ON waiting WHEN OLD.state < 7 BEGIN
+    UPDATE waiting SET state = 0, urgency = COALESCE(OLD.urgency, urgency)
+    WHERE key = OLD.key AND sink = OLD.sink
+    AND seq = (SELECT MIN(seq) FROM waiting WHERE key = OLD.key AND sink = OLD.sink);
+END;
+"""
+# What sink a waits for by keys of its own numbers, the first of each sent without an answer, and often.
+INSERT_2 = "INSERT INTO waiting VALUES (?1, ?2, ?2 % 2, NULL, IIF(?2 < 3, 4, 7), 9, 9e9, 0, ?2 < 3)"
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """Leave a state of version 1, whose sink a has had one of four events, and b none."""
+@pytest.fixture(params=[1, 2])
+def old(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Leave a state of an earlier version, whose sink a has had one of four events, and b none."""
     first, *others = [event(f"document {number}", type_=OTHER_TYPE, subject="vm") for number in (1, 2, 3)]
     with closing(open_outbox(tmp_path, sinks=TWO)) as outbox:
         outbox.commit([first])
@@ -416,8 +433,11 @@ def old(tmp_path: Path) -> Path:
         deliver(outbox, "a", limit=1)
     with closing(sqlite3.connect(tmp_path / "outbox.db")) as database:
         kept = database.execute("SELECT sink, seq FROM waiting").fetchall()
-        database.executescript(f"DROP TABLE waiting; {WAITING_1} PRAGMA user_version = 1;")
-        database.executemany("INSERT INTO waiting VALUES (?, ?)", kept)
+        tables, insert = {1: (WAITING_1, "INSERT INTO waiting VALUES (?, ?)"), 2: (WAITING_2, INSERT_2)}[
+            request.param
+        ]
+        database.executescript(f"DROP TABLE waiting; {tables} PRAGMA user_version = {request.param};")
+        database.executemany(insert, kept)
         database.commit()
     return tmp_path
 
@@ -440,7 +460,7 @@ def sent(path: Path) -> list[list[str]]:
 
 
 def test_what_waits_gets_its_order_key_and_its_urgency_at_the_first_start(old: Path) -> None:
-    assert version(old) == 1
+    assert version(old) < VERSION
     assert sent(old) == [NOTICE_FIRST, ["notice", "document 1", *NOTICE_FIRST[1:]]]
     assert version(old) == VERSION
 
@@ -452,7 +472,7 @@ def test_the_command_line_lists_drops_and_moves_what_waits(old: Path) -> None:
     assert [fate.waiting for fate in inspect.fates(folder, "notice")] == [{"a": [0, None], "b": [0, None]}]
     assert inspect.drop_waiting(folder, "b") == 4
     assert inspect.move(folder, "a", "b") == 3
-    assert version(old) == 1
+    assert version(old) < VERSION
     assert sent(old) == [[], NOTICE_FIRST]
 
 
@@ -480,6 +500,21 @@ def test_a_change_that_is_interrupted_is_made_again(old: Path, monkeypatch: pyte
         with pytest.raises(KeyboardInterrupt):
             open_outbox(old, sinks=TWO)
     check_recovered(old, *NOTICE_FIRST)
+
+
+@pytest.mark.parametrize("old", [2], indirect=True)
+@pytest.mark.parametrize("disk", ["works", "is full", "has damaged the file"])
+def test_what_was_sent_without_an_answer_stays_so(old: Path, disk: str) -> None:
+    with failing_disk() as failing:
+        if disk == "is full":
+            failing.fail()
+        elif disk == "has damaged the file":
+            other_header(old / "outbox.db")
+        with closing(open_outbox(old, sinks=TWO)) as outbox:
+            assert (outbox.storage_error is not None) == (disk == "is full")
+            heads = outbox.queue("a").turn(outbox.now(), 9).fresh
+            taken = outbox.queue("a").take(heads, 9, is_noted=True)
+            assert [one.id for one in taken.events if one.seq in taken.sent] == ["notice"]
 
 
 # At random

@@ -121,7 +121,9 @@ class Told:
             self.storage.database.execute("delete-waiting", "a", event.seq)
         if self.course.is_after_outage(self.now):
             self.queue.forgive(Now(wall=self.now, steady=self.now))
-        self.course = replace(self.course.accepted(is_again=taken.is_again), accepted_at=self.now)
+        newest = taken.events[-1].seq  # as if what follows had come later
+        course = self.course.accepted(is_again=taken.is_again)
+        self.course = replace(course, accepted_at=self.now, accepted_seq=newest)
 
     def fail(self, failure: Failure, taken: Taken) -> None:
         """Note a failure as a dispatcher does."""
@@ -175,9 +177,13 @@ ALONE = {
         "nA B C",
         "nA- @0.05 B+ @0.5 nA- next=C C+ next= @1.5 nA+",
     ),
-    "after a failure what failed least often, what is due for longest and the most urgent by turns": (
-        "nA B",
-        "nA- @1 B- @2 nA- @4 nA- @6 B- @8 nA-",
+    "after a failure what is due for longest and, each fourth time, the most urgent": (
+        "nA B C",
+        "nA- @1 B- @2 C- @100 nA- @101 nA- @102 B- @103 C-",
+    ),
+    "every second time something that came after the last that was accepted": (
+        "A B nC D E",
+        "nC+ @1 A- @2 B- @3 D- @4 E- @10 A- @11 D- @12 B- @13 E-",
     ),
     "a lone event waits longer each time": ("A", "A- failures=1 at=0.5 @10 A- failures=2 at=11.0"),
     "what is accepted after two failures makes the others due": (
@@ -192,14 +198,14 @@ ALONE = {
     ),
     "the most urgent first": ("A B nC D", "nC+ A- @0.05 B+ D+ next= @0.5 A+"),
     "a subject is as urgent as its newest notice": ("A C B1 B2 nB3", "B1+ B2+ nB3+ A+ C+"),
-    "without an answer what failed least often": (
+    "without an answer what is due for longest": (
         "A B C",
-        "A! blocked=True next= @10 B! blocked=True next= @20 C! @30 A! @40 B+ C+ A+",
+        "A! blocked=True next= @10 B! blocked=True next= @20 C! @30 A! @40 A+ B+ C+",
     ),
     "without an answer a lone event makes the sink wait": ("A", "A! failures=1 @10 A! failures=2 at=11.0"),
     "without an answer a notice is no exception": (
         "A B nC",
-        "urgent nC! @10 A! @20 B! @30 nC! @40 A+ nC+ B+",
+        "urgent nC! @10 A! @20 B! @30 nC! @40 nC+ A+ B+",
     ),
     "an event without an answer while others are accepted": (
         "A B C",
