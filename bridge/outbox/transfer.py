@@ -10,7 +10,7 @@ from typing import Any
 
 from bridge.errors import StateError
 from bridge.events.model import StoredEvent
-from bridge.events.urgency import REST_LANE, Now
+from bridge.events.urgency import Now
 from bridge.outbox import rows
 from bridge.outbox.rows import Ledger, sinks_of, stored_dead_letter, stored_event, stored_record
 from bridge.outbox.sqlite import ERRORS, VERSION, Damaged
@@ -24,8 +24,10 @@ def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
     for row in memory.execute("events-after", after):
         file.save_event(stored_event(row))
     for row in memory.execute("all-waiting", 0):
-        sink, seq, _, _, *tries = row
-        if seq > after:
+        sink, seq, key, _, *tries = row
+        if (sink, ~key) in memory.left:
+            file.copy_waiting(sink, seq, ~key, None, rows.Wait.NEW, 0, None, 0)
+        elif seq > after:
             file.copy_waiting(*row)
         else:
             file.execute("note-tries", sink, seq, *tries)
@@ -44,7 +46,7 @@ def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
 def fill_memory(memory: Ledger, source: Ledger, *, now: Now, max_bytes: int) -> None:
     """Copy the state, other records, the newest first, and what waits, each up to `max_bytes`.
 
-    Of what waits, the most urgent goes first, with all of its key, and then the oldest.
+    Of what waits, what is urgent or was goes first, with all of its key, and then the oldest.
 
     Raises:
         sqlite3.Error: the source cannot be read any further.
@@ -64,6 +66,8 @@ def fill_memory(memory: Ledger, source: Ledger, *, now: Now, max_bytes: int) -> 
             continue
         left -= max(LEAST_BYTES, len(event.body))
         if left < 0:
+            waiting = () if old else source.execute("all-waiting", 0)
+            memory.left = {(sink, key) for sink, seq, key, *_ in waiting if seq not in copied}
             break
         copied.add(event.seq)
         memory.save_event(event)
@@ -75,10 +79,10 @@ def fill_memory(memory: Ledger, source: Ledger, *, now: Now, max_bytes: int) -> 
 
 
 def _urgent_events(source: Ledger, now: Now) -> Iterator[StoredEvent]:
-    """Yield what waits with the keys of urgent events."""
+    """Yield what waits with the keys of events that are urgent or were."""
     heads = source.execute("urgent-keys").fetchall() if source.format == VERSION else []
     ranked = sorted((now.lane(head[0]), *head) for head in heads)
-    for key in dict.fromkeys(key for lane, _, _, key in ranked if lane < REST_LANE):
+    for key in dict.fromkeys(key for *_, key in ranked):
         yield from map(stored_event, source.execute("events-of-key", key))
 
 

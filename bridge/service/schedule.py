@@ -191,7 +191,8 @@ class Course:
 
     def split(self, count: int, *, parts: int) -> Course:
         """Return how it goes on after a batch of so many events of which one may be the cause."""
-        return replace(self, must_be_alone=True, batch=max(1, count // parts))
+        # Less than the whole batch, by which a second failure is known.
+        return replace(self, must_be_alone=True, batch=max(1, min(count // parts, self.max_batch - 1)))
 
     def failed(self, failure: Failure, *, count: int, is_again: bool, pace: Pace) -> Course:
         """Return how it goes on after a try that failed.

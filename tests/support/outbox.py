@@ -155,6 +155,16 @@ def drain(outbox: Outbox, sink: str = "a") -> list[str]:
     return got
 
 
+def send(outbox: Outbox, sink: str = "a") -> list[str]:
+    """Let a sink have, one by one, what is its turn as long as nothing fails."""
+    queue, got = outbox.queue(sink), []
+    while heads := queue.turn(outbox.now(), 1).fresh:
+        taken = queue.take(heads, 1, is_noted=False)
+        outbox.acknowledge(sink, taken.events)
+        got += [one.id for one in taken.events]
+    return got
+
+
 def check_recovered(path: Path, *expected: str) -> None:
     """Check that a restart finds these events waiting for sink `a`, and a disk that is well."""
     with closing(open_outbox(path)) as outbox:

@@ -40,6 +40,7 @@ from tests.support.outbox import (
     older_state,
     open_outbox,
     rows,
+    send,
     waiting,
 )
 
@@ -449,14 +450,7 @@ def version(path: Path) -> int:
 def sent(path: Path) -> list[list[str]]:
     """Return what sinks a and b are sent, in their order."""
     with closing(open_outbox(path, sinks=TWO)) as outbox:
-        got: dict[str, list[str]] = {"a": [], "b": []}
-        for sink, ids in got.items():
-            queue = outbox.queue(sink)
-            while heads := queue.turn(outbox.now(), 1, may_begin=True, may_retry=True).fresh:
-                taken = queue.take(heads, 1, is_noted=False)
-                outbox.acknowledge(sink, taken.events)
-                ids += [one.id for one in taken.events]
-        return [*got.values()]
+        return [send(outbox, sink) for sink in TWO]
 
 
 def test_what_waits_gets_its_order_key_and_its_urgency_at_the_first_start(old: Path) -> None:

@@ -225,6 +225,12 @@ def test_batches(max_batch: int, names: str, story: str) -> None:
     Told(names, max_batch=max_batch).tell(story)
 
 
+def test_a_digest_that_fails_twice_is_sent_in_parts_also_if_it_was_as_large_as_possible() -> None:
+    told = Told("A B C D E F G H", max_batch=4)
+    told.course = replace(told.course, is_digest=True)
+    told.tell("A,B,C,D- @2 A+ batch=3 B,C,D- batch=1 @4 B+ C+ D,E+")
+
+
 @pytest.mark.parametrize(("names", "story"), ALONE.values(), ids=ALONE)
 def test_what_is_sent_next(names: str, story: str) -> None:
     Told(names).tell(story)
