@@ -889,3 +889,32 @@ def test_a_notice_among_many_that_are_never_taken_is_told_after_an_outage(rig: M
     rig.deliver(seconds=60)
     rig.sink.refuse = poison(*(f"bad {number}" for number in range(40)))
     assert passed(rig, lambda: rig.received() == ["notice"]) <= 3
+
+
+@pytest.mark.parametrize("kind", ["started", "scheduled"])
+def test_a_preempt_is_the_next_request_behind_many_for_which_it_is_too_late(
+    rig: MovedDelivery, kind: str
+) -> None:
+    names = [str(number) for number in range(300)]
+    rig.commit(*names, type_=TYPE.replace("scheduled", kind), NotBeforeUtc=in_seconds(rig, -5000))
+    rig.clock.advance(40)
+    rig.commit("preempt", NotBeforeUtc=in_seconds(rig, 30))
+    assert rig.dispatcher.step() is None
+    assert rig.received() == ["preempt"]
+
+
+@pytest.mark.parametrize("status", [503, None])
+def test_a_notice_that_came_in_an_outage_is_not_behind_those_that_were_refused_before(
+    rig: MovedDelivery, status: int | None
+) -> None:
+    bad = [f"bad {number}" for number in range(120)]
+    rig.commit(*bad, NotBeforeUtc=in_seconds(rig, 600))
+    rig.sink.refuse = poison(*bad)
+    rig.deliver(seconds=30)
+    rig.commit("document", type_=OTHER_TYPE)
+    passed(rig, lambda: rig.received() == ["document"])
+    rig.sink.refuse = lambda _: unavailable(status=status)
+    rig.commit("notice", NotBeforeUtc=in_seconds(rig, 3600))
+    rig.deliver(seconds=200)
+    rig.sink.refuse = poison(*bad)
+    assert passed(rig, lambda: rig.received() == ["document", "notice"]) <= 3
