@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 
 from bridge.events.model import StoredEvent, order_key
 from bridge.runtime.json import Json
@@ -45,7 +45,7 @@ def urgency(event: StoredEvent, wall: float) -> float | None:
 
 def key_number(envelope: Mapping[str, Json]) -> int:
     """Return a number of 64 bits for an event's order key; two keys that share one merely keep one order."""
-    digest = blake2b(order_key(envelope).encode("utf-8", "replace"), digest_size=8).digest()
+    digest = sha256(order_key(envelope).encode("utf-8", "replace")).digest()[:8]
     return int.from_bytes(digest, "big", signed=True)
 
 
