@@ -63,7 +63,8 @@ class AppriseSink(Sink):
         if self._targets == 1:
             return ""
         # If one of them failed, the others would get a message again with each retry.
-        return f"url: given {self._targets} targets, expected one: use a sink for each; until then an event is tried once"
+        given = f"url: given {self._targets} targets, expected one: use a sink for each"
+        return f"{given}; until then, each event is tried once"
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Send the event as a message."""

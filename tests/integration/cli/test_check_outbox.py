@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from bridge.contract.status import from_json
 from bridge.formats.cloudevents import CloudEvents
 from bridge.formats.samples import samples
 from bridge.outbox import rows, sqlite
+from bridge.outbox.outbox import Outbox
+from bridge.service.metrics import StatusCollector
 from tests.support.cli import Cli, CommandResult
 from tests.support.disk import small_disk
 from tests.support.inbox import Inbox
 from tests.support.outbox import commit, kill, open_outbox
 
+MIB = 1024 * 1024
 SERVICE = 12345  # the user and the group of a unit
 
 
@@ -111,6 +116,28 @@ def test_a_disk_on_which_only_the_outbox_fails_is_found(cli: Cli, monkeypatch: p
     monkeypatch.setattr(sqlite, "_connect", refuse)
     cli.sinks()
     assert "database or disk is full" in failure(cli.check())
+
+
+def test_a_log_that_a_reader_lets_grow_is_a_warning_and_a_metric(cli: Cli) -> None:
+    cli.sinks()
+    with closing(open_outbox(cli.state())) as outbox:
+        with closing(sqlite3.connect(outbox.folder.database)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT COUNT(*) FROM event").fetchone()
+            commit(outbox, *map(str, range(20)), size=MIB)
+            assert log_metric(outbox) > 20 * MIB
+            warning = cli.check().row(check="state forward", result="warn")["message"]
+            assert "outbox.db-wal has 2" in warning
+            assert warning.endswith("another program keeps it by reading the database; end that program")
+        commit(outbox, "next", "last")
+        assert log_metric(outbox) < 16 * MIB
+        assert cli.check().row(check="state forward", result="ok")
+
+
+def log_metric(outbox: Outbox) -> float:
+    status = from_json({}, "forward")
+    shown = StatusCollector(lambda: status, outbox, outbox.clock).collect()
+    return next(one.samples[0].value for one in shown if one.name == "imds_bridge_outbox_log_bytes")
 
 
 @pytest.mark.posix("Windows has no root")

@@ -188,11 +188,15 @@ def test_a_redirect_is_not_followed_with_the_secrets_of_the_headers(make: Make, 
     assert "/redirected" not in [one.path for one in any_inbox.received]
 
 
+def hang(server: RawServer, _: socket) -> None:
+    server.ended.wait(60)
+
+
 def test_many_targets_that_hang_are_progress_for_the_watchdog(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apprise.plugins.ntfy.NotifyNtfy.request_rate_per_sec", 0)
-    with RawServer(lambda server, _: server.ended.wait(60)) as server:
+    with RawServer(hang) as server:
         targets = "/".join(f"t{number}" for number in range(20))
         sink = make(f"ntfy://127.0.0.1:{server.port}/{targets}?rto=0.1")
         deadlines: list[float] = []
