@@ -9,20 +9,23 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from bridge.cli.common import FAILED, OK, complete, json_lines, load_config
 from bridge.cli.config import warnings
+from bridge.cli.trial import runs_on, try_to_deliver
 from bridge.cli.units import find_units
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config, find_exposed, find_unreadable
+from bridge.config.sinks import SinkSettings
 from bridge.config.values import socket_address
 from bridge.contract.status import Status
-from bridge.errors import BridgeError, ConfigError, ImdsError
+from bridge.errors import BridgeError, ConfigError, ImdsError, StateError
 from bridge.formats.samples import make_test_event
 from bridge.formats.text import table
 from bridge.http.client import origin
@@ -168,14 +171,40 @@ def _units(config: Config) -> Iterator[Finding]:
 
 def _states(config: Config) -> Iterator[Finding]:
     for role in configured_roles(config):
-        yield from _guarded(f"state {role}", "state_dir", map(_state, [StateFolder(config.state_dir / role)]))
+        folder = StateFolder(config.state_dir / role)
+        found = [*_guarded(f"state {role}", "state_dir", map(_state, [folder]))]
+        yield from found
+        if all(one.result != "FAIL" for one in found):
+            yield from _guarded(f"outbox {role}", "state_dir", _trial(folder, sinks_of(config, role)))
+
+
+def _trial(folder: StateFolder, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
+    """Store events beside the state, and let the sinks write them, of which nothing stays and nothing is sent."""
+    try:
+        faults = try_to_deliver(_existing(folder.path), sinks)
+    except StateError as error:
+        message = f"events cannot be stored and delivered with {runs_on()}: {error}"
+        remedy = "look for what it names; if it is a version, install another one"
+        yield Finding(f"outbox {folder.path.name}", "FAIL", redact(message), remedy)
+    else:
+        for name, fault in faults.items():
+            message = f"an event cannot be written: {fault}"
+            remedy = (
+                f"correct the format of [sinks.{name}]; `imds-bridge render --sink {name}` shows each type"
+            )
+            yield Finding(f"sink {name}", "FAIL", message, remedy)
+
+
+def _existing(path: Path) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
+    return next(one for one in (path, *path.parents) if one.exists())
 
 
 def _state(folder: StateFolder) -> Finding:
     """Try to write where the state is, look for damage, and report what the process there says of itself."""
     name = f"state {folder.path.name}"
     try:
-        try_to_write(next(path for path in (folder.path, *folder.path.parents) if path.exists()))
+        try_to_write(_existing(folder.path))
         damage = _find_damage(folder)
     except (OSError, *ERRORS) as error:
         return Finding(name, "FAIL", f"{folder.path}: {error}", _remedy(error, "state_dir"))

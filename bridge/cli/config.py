@@ -64,9 +64,11 @@ def check_parts(config: Config) -> None:
         ConfigError, UsageError: a template or a sink of a relay is wrong.
     """
     try:
-        build_sinks({name: sink for name, sink in sinks_of(config).items() if sink.is_chat_format})
+        sinks = build_sinks({name: sink for name, sink in sinks_of(config).items() if sink.is_chat_format})
     except ConfigError as error:
         raise ConfigError(str(config.path), error.faults) from None
+    if faults := [f"sinks.{name}: {sink.outdated}" for name, sink in sinks.items() if sink.outdated]:
+        raise ConfigError(str(config.path), faults)
     if config.relay:
         relay_settings(config)
 

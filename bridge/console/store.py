@@ -26,6 +26,7 @@ from bridge.runtime.time import Clock
 log = logging.getLogger(__name__)
 
 VERSION = 4
+NEEDS_SQLITE = (3, 37)  # for strict tables
 CHECKED_BYTES = 64 * 1024 * 1024  # a larger file takes too long to check at the start
 _BUSY_SECONDS = 5.0
 _CACHE_KIB = 8192
@@ -53,7 +54,7 @@ class Store:
             away_seconds: after how long without news VMs and events are put away.
 
         Raises:
-            StateError: a newer version wrote it.
+            StateError: a newer version wrote it, or SQLite is too old.
             OSError, sqlite3.Error: the disk does not allow it.
         """
         self._path = path
@@ -196,6 +197,11 @@ def _connect(path: Path) -> sqlite3.Connection:
     Raises:
         StateError, OSError, sqlite3.Error: as of `Store`.
     """
+    if sqlite3.sqlite_version_info < NEEDS_SQLITE:
+        raise StateError(
+            f"the console needs SQLite {'.'.join(map(str, NEEDS_SQLITE))} or newer, and this Python has "
+            f"{sqlite3.sqlite_version}: run it as the container, or where the system is newer"
+        )
     path.touch(mode=0o600)
     connection = sqlite3.connect(
         path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64

@@ -6,12 +6,14 @@ The time limit of an answer is the library's: it counts from byte to byte, but a
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
@@ -36,6 +38,7 @@ from bridge.runtime.time import parse_http_date
 
 CONNECT_SECONDS = 5.0
 FIRST_SECONDS = 0.25
+SLOW_FACTOR = 3
 IDLE_SECONDS = 30.0  # load balancers and NAT gateways forget a connection after minutes, and do not say so
 MAX_BODY_BYTES = 64 * 1024
 LONG_PART = 16  # shorter parts of a URL may be words that logs need
@@ -52,10 +55,19 @@ class Answer:
 
 
 _UNSENT = "nothing was sent"
+_FORGOTTEN = "a connection that was open did not answer"
+_open_seconds: ContextVar[float] = ContextVar(
+    "how long an answer may take on a connection that was open before"
+)
 
 
 class _Connection(HTTPConnection):
-    """Has CONNECT_SECONDS to connect; an error notes that the connection did not come about, so nothing was sent."""
+    """Has CONNECT_SECONDS to connect; an error notes that the connection did not come about, so nothing was sent.
+
+    An error also notes that an answer was late by the shorter limit of a connection that was open before.
+    """
+
+    _was_open = False
 
     def connect(self) -> None:
         try:
@@ -64,6 +76,25 @@ class _Connection(HTTPConnection):
             _root(error).add_note(_UNSENT)
             raise
         self.sock.settimeout(self.timeout)
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        self._was_open = self.sock is not None
+        super().request(*args, **kwargs)
+
+    def getresponse(self) -> Any:
+        limit_seconds, open_seconds = self.timeout, _open_seconds.get()
+        if not self._was_open or open_seconds >= (limit_seconds or math.inf):
+            return super().getresponse()
+        self.timeout = open_seconds
+        try:
+            return super().getresponse()
+        except TimeoutError as error:
+            error.add_note(_FORGOTTEN)
+            raise
+        finally:
+            self.timeout = limit_seconds
+            if self.sock:
+                self.sock.settimeout(limit_seconds)
 
     def _new_conn(self) -> socket.socket:
         """Connect; of several addresses, each is tried for a short time first, and those that are silent for longer.
@@ -143,7 +174,7 @@ class HttpClient:
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         self._session = self._make_session()
-        self._used_at, self._was_held_up = 0.0, PauseWatch()
+        self._used_at, self._took_seconds, self._was_held_up = 0.0, 0.0, PauseWatch()
 
     def reload(self) -> None:
         """Read the proxy again; open connections are closed."""
@@ -155,7 +186,13 @@ class HttpClient:
         self._session.close()
 
     def exchange(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        *,
+        open_seconds: float = math.inf,
     ) -> Answer:
         """Send a request and read its answer, whose body may be incomplete: the status is what matters.
 
@@ -164,10 +201,13 @@ class HttpClient:
             url: where to send it; only its origin appears in errors.
             headers: in addition to the client's own.
             body: None for a request without one.
+            open_seconds: how long the answer may take on a connection that was open before, which a NAT may have
+                forgotten. The next one is new; a receiver that answers as slowly has SLOW_FACTOR times as long.
 
         Raises:
             DeliveryError: the URL or a header cannot be sent, there is no connection, or no answer in time.
         """
+        _open_seconds.set(max(open_seconds, SLOW_FACTOR * self._took_seconds))
         try:
             return self._exchange(method, url, headers, body)
         except DeliveryError as error:
@@ -181,7 +221,7 @@ class HttpClient:
             self.close()
         limit_seconds = self._settings.timeout_seconds
         extend_deadline(CONNECT_SECONDS + limit_seconds)
-        deadline = time.monotonic() + limit_seconds
+        began_at = time.monotonic()
         try:
             response = self._session.send(request, stream=True, allow_redirects=False, timeout=limit_seconds)
         except _ERRORS as error:
@@ -189,11 +229,14 @@ class HttpClient:
                 raise _fault(fault) from error
             is_unsent = _UNSENT in getattr(_root(error), "__notes__", ())
             missing, seconds = ("connection", CONNECT_SECONDS) if is_unsent else ("answer", limit_seconds)
+            if _FORGOTTEN in getattr(_root(error), "__notes__", ()):
+                missing, seconds = "answer on an open connection", _open_seconds.get()
             failure = _failure(error, f"no {missing} within {seconds:g} s")
             failure.is_unreached |= is_unsent
             raise failure from error
+        self._took_seconds = time.monotonic() - began_at
         with contextlib.closing(response):
-            answered = _read(response, deadline)
+            answered = _read(response, began_at + limit_seconds)
         self._used_at = time.monotonic()
         if self._session.proxies and response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
             raise _proxy_refusal(response.status_code)

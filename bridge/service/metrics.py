@@ -42,6 +42,7 @@ from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
 from bridge.imds.document import is_among, read_document
 from bridge.outbox.outbox import Outbox
+from bridge.outbox.sqlite import log_bytes
 from bridge.runtime.threads import progress_ages, stalled_threads
 from bridge.runtime.time import Clock, parse_iso
 from bridge.service.status import age_of, find_unready
@@ -231,6 +232,8 @@ class StatusCollector(Collector):
         yield CounterMetricFamily("imds_bridge_storage_errors", text, value=errors)
         text = "Size of the events and records in the outbox."
         yield single("outbox_bytes", text, self._outbox.size_bytes())
+        text = "Size of the log beside the database, which a program that reads it lets grow."
+        yield single("outbox_log_bytes", text, log_bytes(self._outbox.folder.database))
         text = "Since a loop last made progress."
         yield gauge("loop_progress_age_seconds", text, ("loop",), progress_ages())
         text = "0 while this VM's instance data cannot be read."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from bridge.service.dispatcher import Dispatcher
     from bridge.service.metrics import Meter, MetricsServer
     from bridge.sinks.base import Sink
+
+log = logging.getLogger(__name__)
 
 
 def build_sinks(settings: Mapping[str, SinkSettings]) -> dict[str, Sink]:
@@ -151,6 +154,9 @@ class Parts:
 
         rest = {name: sink for name, sink in self.sinks.items() if name not in self._checked}
         sinks = {**self._checked, **build_sinks(rest)}
+        for name, one in sinks.items():
+            if one.outdated:
+                log.warning("sinks.%s: %s", name, one.outdated)
         return [
             Dispatcher(
                 name,

@@ -51,6 +51,11 @@ class Sink(Protocol):
     is_at_work: bool = False
     """Whether what waits does so for a program that runs within its limit, which is progress and no backlog."""
 
+    @property
+    def outdated(self) -> str:
+        """Why checks refuse settings that a process obeys, so that an upgrade silences nobody; "" if they do not."""
+        return ""
+
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Deliver `events` in their order, and return when the receiver has accepted them all.
 

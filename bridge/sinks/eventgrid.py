@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from bridge.azure.credentials import Tokens
 from bridge.config.base import read_or_keep
@@ -14,7 +16,14 @@ from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, batch
 from bridge.http.client import Answer, HttpClient, origin
 from bridge.runtime.text import register_secret
 from bridge.sinks.base import RequestPreview, Sink
-from bridge.sinks.http import MAX_BATCH_BYTES, answer_error, post_batches, preview, webhook_error
+from bridge.sinks.http import (
+    MAX_BATCH_BYTES,
+    answer_error,
+    patience_seconds,
+    post_batches,
+    preview,
+    webhook_error,
+)
 
 SCOPE = "https://eventgrid.azure.net/.default"
 MAX_BATCH_EVENTS = {"custom": 5000, "namespace": 1000}
@@ -73,7 +82,9 @@ class EventGridSink(Sink):
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
         body = self._batch(events)
-        answer = self._exchange(body)
+        limit_seconds = self._settings.timeout_seconds
+        open_seconds = patience_seconds(events, datetime.now(UTC), limit_seconds=limit_seconds)
+        answer = self._exchange(body, open_seconds=open_seconds)
         if error := event_grid_error(self._flavor, answer, size=len(body)):
             raise answer_error(error, self._url, answer, _DOMAIN_ADVICE if _DOMAIN in answer.body else "")
 
@@ -83,9 +94,9 @@ class EventGridSink(Sink):
             return batch(events)
         return encode_json([{**event.envelope, "source": self._settings.topic} for event in events]).encode()
 
-    def _exchange(self, body: bytes) -> Answer:
+    def _exchange(self, body: bytes, *, open_seconds: float = math.inf) -> Answer:
         headers = {"Content-Type": BATCH_CONTENT_TYPE, **self._key, **self._tokens.header()}
-        return self._http.exchange("POST", self._url, headers, body)
+        return self._http.exchange("POST", self._url, headers, body, open_seconds=open_seconds)
 
     def _read_key(self) -> dict[str, str]:
         """Return the header with the key, none if the identity sends."""

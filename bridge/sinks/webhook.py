@@ -22,7 +22,15 @@ from bridge.http.signing import sign
 from bridge.runtime.text import one_line, register_secret
 from bridge.runtime.time import Clock
 from bridge.sinks.base import Inconclusive, RequestPreview, Sink
-from bridge.sinks.http import MAX_BATCH_BYTES, answer_error, excerpt, post_batches, preview, webhook_error
+from bridge.sinks.http import (
+    MAX_BATCH_BYTES,
+    answer_error,
+    excerpt,
+    patience_seconds,
+    post_batches,
+    preview,
+    webhook_error,
+)
 
 _NO_ACCESS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _LACK = (
@@ -145,7 +153,10 @@ class WebhookSink(Sink):
         headers, body = self._write(events)
         if body is None:
             return
-        answer = self._http.exchange("POST", self._access.url, {**headers, **self._tokens.header()}, body)
+        limit_seconds = self._settings.timeout_seconds
+        open_seconds = patience_seconds(events, self._clock.now(), limit_seconds=limit_seconds)
+        headers |= self._tokens.header()
+        answer = self._http.exchange("POST", self._access.url, headers, body, open_seconds=open_seconds)
         if error := self._error(answer):
             is_lack = self._settings.token_scope and answer.status in _NO_ACCESS
             raise answer_error(error, self._access.url, answer, f"; {_LACK}" if is_lack else "")

@@ -25,9 +25,12 @@ def http_client(*, proxy: str = "", **settings: Any) -> HttpClient:
     return HttpClient(HttpSettings().model_copy(update=given))
 
 
-def ask(client: HttpClient, url: str, *, method: str = "POST", body: bytes | None = None) -> Answer:
+def ask(
+    client: HttpClient, url: str, *, method: str = "POST", body: bytes | None = None, **limits: float
+) -> Answer:
     """Send a request."""
-    return client.exchange(method, f"{url}/secret-path?secret=query", {"X-Key": "secret-header"}, body)
+    headers = {"X-Key": "secret-header"}
+    return client.exchange(method, f"{url}/secret-path?secret=query", headers, body, **limits)
 
 
 def failure(

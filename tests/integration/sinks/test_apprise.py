@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from pathlib import Path
 from socket import socket
+from threading import current_thread
+from typing import Any
 
 import pytest
 
-from bridge.errors import ConfigError, Misconfigured, Unavailable
+from bridge.config.loader import load
+from bridge.errors import ConfigError, Misconfigured, Rejected, Unavailable
+from bridge.runtime import threads
 from bridge.runtime.text import redact
-from bridge.service.parts import build_sinks, filter_of
+from bridge.runtime.threads import start_thread
+from bridge.service.parts import Parts, build_sinks, filter_of
 from bridge.sinks.base import Inconclusive, Sink
+from tests.support.cli import Cli
 from tests.support.inbox import Inbox
 from tests.support.only import only
 from tests.support.process import RawServer, closed_port, stored_event
@@ -149,10 +156,89 @@ def test_like_a_chat_it_gets_notices_of_this_vm_of_the_last_hour(tmp_path: Path)
 @pytest.mark.parametrize(
     "url", ["ntfy://host/one/two", "mailtos://u:p@example.org?to=a@example.org,b@example.org"]
 )
-def test_several_targets_are_refused_as_the_others_would_get_a_message_again_when_one_fails(
+def test_several_targets_are_refused_by_both_checks_and_a_process_warns(
+    cli: Cli, caplog: pytest.LogCaptureFixture, url: str
+) -> None:
+    cli.sinks(ops={"kind": "apprise", "url": url})
+    refusal = "url: given 2 targets, expected one: use a sink for each"
+    done = cli._call("config", "check", str(cli.config))
+    assert (done.code, f"sinks.ops: {refusal}" in done.err) == (2, True)
+    assert cli.check().row(check="sink ops", result="FAIL")["message"].startswith(refusal)
+    parts = Parts(load(cli.config, {}), "forward")
+    with closing(parts.outbox):
+        assert [one.name for one in parts.dispatchers()] == ["ops"]
+    assert f"sinks.ops: {refusal}" in caplog.text
+
+
+def test_an_event_for_several_targets_is_tried_once_and_becomes_a_dead_letter(make: Make) -> None:
+    with MailServer("250 yes", "451 later") as server:
+        sink = make(f"mailto://127.0.0.1:{server.port}?from=vm@example.org&to=a@b.org,c@b.org&mode=insecure")
+        error = failure(sink, EVENT)
+        assert [mail["to"] for mail in server.mails] == ["a@b.org"]
+    assert type(error) is Rejected
+    assert "expected one: use a sink for each" in str(error)
+
+
+def test_a_redirect_is_not_followed_with_the_secrets_of_the_headers(make: Make, any_inbox: Inbox) -> None:
+    for more in ("", "&redirect=yes"):
+        any_inbox.fault(307)
+        url = any_inbox.url.replace("http://", "json://user:secret-password@")
+        assert type(failure(make(f"{url}?+X-Key=top-secret{more}"), EVENT)) is Misconfigured
+    assert len(any_inbox.received) == 2
+    assert "/redirected" not in [one.path for one in any_inbox.received]
+
+
+def hang(server: RawServer, _: socket) -> None:
+    server.ended.wait(60)
+
+
+def test_many_targets_that_hang_are_progress_for_the_watchdog(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apprise.plugins.ntfy.NotifyNtfy.request_rate_per_sec", 0)
+    with RawServer(hang) as server:
+        targets = "/".join(f"t{number}" for number in range(20))
+        sink = make(f"ntfy://127.0.0.1:{server.port}/{targets}?rto=0.1")
+        deadlines: list[float] = []
+
+        def send() -> None:
+            threads.report_progress()
+            thread: Any = current_thread()
+            deadlines.append(thread.deadline - time.monotonic())
+            with pytest.raises(Rejected):
+                sink.send([EVENT])
+            deadlines.append(thread.deadline - time.monotonic())
+
+        start_thread("ops", send).join(60)
+    assert deadlines[0] < 61
+    assert deadlines[1] > 20 * 8
+
+
+@pytest.mark.parametrize(
+    "url", ["json://user:pa@ss-word@127.0.0.1/x", "json://user:pa@ss-word@127.0.0.1?a=b"]
+)
+def test_a_second_at_sign_before_the_path_is_refused_and_no_part_of_the_user_is_shown(
     make: Make, url: str
 ) -> None:
-    with pytest.raises(
-        ConfigError, match=r"sinks\.ops: url: given 2 targets, expected one: use a sink for each"
-    ):
+    with pytest.raises(ConfigError, match="write %40 for an @ of a user or a password") as raised:
         make(url)
+    assert "ss-word" not in str(raised.value)
+    assert redact("cannot reach ss-word@127.0.0.1") == "cannot reach ***@127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mailtos://user:password@example.org?to=ops@example.org",
+        "mailtos://user:pass%40word@example.org?to=ops@example.org",
+        "slack://bot@T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#channel",
+        "mastodon://token-of-letters@example.org/@user",
+    ],
+)
+def test_an_at_sign_behind_the_host_and_an_encoded_one_are_right(make: Make, url: str) -> None:
+    make(url)
+
+
+def test_neither_the_user_nor_the_password_is_shown(make: Make) -> None:
+    make("json://the-user:the%21password@127.0.0.1")
+    assert redact("the-user, the%21password and the!password") == "***, *** and ***"

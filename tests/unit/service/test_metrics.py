@@ -25,6 +25,7 @@ from bridge.contract.types import LOSS_REASONS, RECEIPT_REASONS, TYPE_PREFIX
 from bridge.errors import DeliveryError, ImdsError, Rejected, Unavailable
 from bridge.events.model import CloudEvent
 from bridge.imds.client import ImdsClient
+from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import iso_utc
 from bridge.service.metrics import Meter, ProcessFigures, StatusCollector
 from tests.support.clock import MovedClock
@@ -45,7 +46,8 @@ class Scrape:
         self.meter = Meter(self.registry, ["ops"])
         self.clock = MovedClock()
         self.status = raw_status(self.clock.now(), last_good_at=None, left_sinks={"old": 7})
-        self.outbox = Mock(storage_errors=3, **{"size_bytes.return_value": 4096})
+        folder = StateFolder(Path("/nowhere"))
+        self.outbox = Mock(storage_errors=3, folder=folder, **{"size_bytes.return_value": 4096})
         self.registry.register(StatusCollector(self.read, self.outbox, self.clock))
 
     def read(self) -> Status:
