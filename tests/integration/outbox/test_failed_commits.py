@@ -536,7 +536,11 @@ def test_a_real_sync_that_fails_loses_and_hides_no_event(
     tmp_path: Path, failing_sync: Path, end: str
 ) -> None:
     state = tmp_path / "state"
-    given = {**os.environ, "LD_PRELOAD": str(failing_sync), "SYNC_FAILS": str(tmp_path / "fails")}
+    given = {
+        **os.environ,
+        "LD_PRELOAD": f"{failing_sync} {os.environ.get('LD_PRELOAD', '')}",
+        "SYNC_FAILS": str(tmp_path / "fails"),
+    }
     subprocess.run(
         [sys.executable, "-c", COMMIT_WHILE_SYNC_FAILS, state, end],
         env=given,
