@@ -153,7 +153,7 @@ SELECT seq, key, urgency, state, tries FROM waiting WHERE sink = ? AND seq = ? A
 -- name: has-urgent
 -- SQLite 3.34 would not look for IS NOT NULL in the index.
 SELECT 1 FROM waiting INDEXED BY waiting_heads
-WHERE sink = ? AND state = ? AND state <> 4 AND urgency > -1e99 LIMIT 1;
+WHERE sink = ? AND state = ? AND state <> 4 AND urgency >= -9e999 LIMIT 1;
 
 -- name: newest-due
 -- Of what came last, what is due for longest.
