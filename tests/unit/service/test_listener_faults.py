@@ -11,7 +11,7 @@ import pytest
 
 from bridge.errors import ImdsError
 from bridge.outbox.rows import Loss
-from bridge.service.listener import IMDS_WAIT_SECONDS
+from bridge.service.inbox import IMDS_WAIT_SECONDS
 from tests.support.listener import ListenerRig, MakeListener
 from tests.support.only import only
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bridge.approvals.state import EventState
-from bridge.service import bridge_events, listener
+from bridge.service import bridge_events, inbox
 from tests.support.listener import ListenerRig, MakeListener, command_body
 
 SCHEDULES = int(os.environ.get("TEST_REST_SCHEDULES", "2"))
@@ -31,7 +31,7 @@ def resting(make_listener: MakeListener, monkeypatch: pytest.MonkeyPatch) -> Lis
 
 def rest(make_listener: MakeListener, monkeypatch: pytest.MonkeyPatch, **approvals: Any) -> ListenerRig:
     """Make a listener and let it come to its rest."""
-    monkeypatch.setattr(listener, "AWAIT_SECONDS", 4.0)
+    monkeypatch.setattr(inbox, "AWAIT_SECONDS", 4.0)
     monkeypatch.setattr(bridge_events, "HEARTBEAT_EVERY_SECONDS", 1800.0)
     rig = make_listener(grace_seconds=30, **approvals)
     rig.run(6.0)
@@ -185,7 +185,7 @@ def test_a_look_that_fails_is_repeated_and_a_heartbeat_tells_the_last_one(restin
 
 def play(folder: Path, seed: int, *, await_seconds: float, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Let a quarter of an hour pass: events come, change and go, and commands are sent before, at and after them."""
-    monkeypatch.setattr(listener, "AWAIT_SECONDS", await_seconds)
+    monkeypatch.setattr(inbox, "AWAIT_SECONDS", await_seconds)
     monkeypatch.setattr(bridge_events, "HEARTBEAT_EVERY_SECONDS", 240.0)
     at_random = random.Random(seed)  # noqa: S311 - no secret
     steps: dict[int, list[tuple[str, str]]] = {}

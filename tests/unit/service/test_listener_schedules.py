@@ -327,7 +327,7 @@ class Commands:
         self.faults: list[str] = []
 
     def _posted(self, event_ids: list[str]) -> None:
-        stays = self.served[self.rig.listener._state.incarnation or 0]
+        stays = self.served[self.rig.listener._caretaker.state.incarnation or 0]
         for event_id in event_ids:
             known = self.unknown.get(event_id)
             if known not in (None, stays[event_id]):
@@ -343,7 +343,7 @@ class Commands:
     @property
     def known(self) -> Collection[str]:
         """The events of the last document that the listener has read."""
-        document = self.rig.listener._state.document
+        document = self.rig.listener._caretaker.state.document
         return document.events if document else ()
 
     def play(self) -> list[str]:

@@ -1,0 +1,210 @@
+"""Looks after the VM by the document: what is known of events, the programs that it runs, and the POSTs to IMDS."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from datetime import datetime
+from uuid import uuid4
+
+from bridge.approvals.approver import ImdsApprover, Posted, choose
+from bridge.approvals.auto import Rules, Seen
+from bridge.approvals.policy import unknown_outcome
+from bridge.approvals.state import EventState, Place, State, Stay
+from bridge.approvals.step import answer, step
+from bridge.config.approvals import ApprovalSettings
+from bridge.contract.status import AutoStatus, OutOfWork
+from bridge.formats.text import format_relative
+from bridge.imds.document import Document
+from bridge.runtime.program import Run
+from bridge.runtime.time import iso_utc
+from bridge.service.answers import AnswerBatch
+from bridge.service.parts import Parts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Caretaker:
+    """Reads the document, and does what follows from it, for one thread.
+
+    Args:
+        parts: of the process.
+        settings: the policy and the auto rules.
+        answers: what is published and remembered.
+        dry_run: nothing is run and nothing POSTed.
+        make_run: makes a run of a program that an auto rule names.
+
+    Attributes:
+        approver: IMDS, within its limit.
+        state: what is known.
+    """
+
+    parts: Parts
+    settings: ApprovalSettings
+    answers: AnswerBatch
+    _: KW_ONLY
+    dry_run: bool
+    make_run: Callable[..., Run]
+
+    def __post_init__(self) -> None:
+        self._clock, self._identity = self.parts.clock, self.parts.identity
+        self.approver = ImdsApprover(self.parts.imds, clock=self._clock)
+        # where the boot is not known, each start counts as one
+        self._boot = self._identity.boot_id or uuid4().hex
+        self.state = self.answers.load(self._rules)
+        self._runs: dict[Place, Run] = {}
+
+    @property
+    def _rules(self) -> Rules:
+        name = self._identity.vm.name if self._identity.vm else ""
+        return Rules(settings=self.settings, vm_name=name, boot=self._boot, is_dry_run=self.dry_run)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a program runs. Any thread may ask."""
+        return bool(self._runs)
+
+    @property
+    def last_error(self) -> str:
+        """The last error of IMDS that has not been followed by a good answer, "" if there is none."""
+        return self.approver.last_error(self.state.events.values())
+
+    def end_programs(self) -> None:
+        """Have every program ended: the next process runs it again."""
+        for run in self._runs.values():
+            run.end()
+        self._runs = {}
+
+    # The document
+
+    def look(self) -> Document | None:
+        """Read the document if it is time, and do what follows from a new one; return it unless it is too old."""
+        document = self.approver.document() if self._identity.resolved else None
+        if document and document is not self.state.document:
+            self._follow(document)
+        return document
+
+    def _follow(self, document: Document) -> None:
+        """Learn from a new document; start and end programs once what they are for is committed."""
+        before = self.state
+        seen = Seen(
+            rules=self._rules,
+            document=document,
+            at=self.approver.reading.at,
+            steady=self._clock.steady(),
+            now=self._clock.now(),
+            ended={place: run.result for place, run in self._runs.items() if run.result},
+            request=self.answers.take_request(),
+            is_lost=self.answers.take_loss(document if before.document is None else None),
+        )
+        state = step(before, seen, self.answers)
+        self._become(state)
+        self._runs = {place: run for place, run in self._runs.items() if place not in seen.ended}
+        if new := [place for place in state.programs if place not in self._runs]:
+            self.answers.commit()
+        for place in new:
+            program = state.programs[place]
+            body, data = self.answers.notice(program, state, is_over=not isinstance(place, str))
+            run = self.make_run(program.argv, body, data, timeout_seconds=program.timeout_seconds)
+            self._runs[place] = run
+            log.info("running %s", program.argv[0], extra={"event_id": data.get("EventId")})
+            run.start()
+        for place, run in self._runs.items():
+            if state.programs[place].must_end:
+                run.end()
+        for key, one in state.events.items():
+            if one.verdict.why and (key not in before.events or _reason(one) != _reason(before.events[key])):
+                log.info("auto rules: %s", _reason(one), extra={"event_id": one.event.event_id})
+
+    def _become(self, state: State) -> None:
+        """Know something else from now on, and record what differs."""
+        self.answers.keep(self.state, state)
+        self.state = state
+
+    # POSTs
+
+    def choose(self, by_command: Mapping[str, float]) -> Mapping[str, EventState]:
+        """Return the events that are POSTed now, by EventId in lower case; none if they have to wait.
+
+        Args:
+            by_command: the EventIds in lower case that commands want, each with when its command arrived, monotonic;
+                auto rules want others.
+        """
+        events = self.state.events
+        wanted = {key: one for key, one in events.items() if key in by_command or _by_rule(one)}
+        over = [key for key, one in events.items() if one.stay.tries and key not in wanted]
+        if over:
+            self._become(self.state.with_stays({key: replace(events[key].stay, tries=None) for key in over}))
+        chosen = {one.event.key: one for one in choose(wanted.values(), self._clock.monotonic())}
+        if chosen and not self.approver.is_just_read(max(by_command.values(), default=-math.inf)):
+            self.approver.want_newer(self._clock.monotonic())
+            return {}  # what is POSTed is judged once more by what the document has become
+        if not chosen or not self.approver.may_call():
+            log.debug("%d events wait for their POST: %s", len(wanted), self.last_error or "-")
+            return {}  # a later pass does it
+        return chosen
+
+    def post(self, chosen: Mapping[str, EventState]) -> Posted:
+        """POST events, once their intent is committed; answer for the auto rules, and return what IMDS says."""
+        stays: Mapping[str, Stay] = {
+            key: replace(one.stay, is_posted=True, is_intended=one.stay.is_intended or _by_rule(one))
+            for key, one in chosen.items()
+        }
+        self._become(self.state.with_stays(stays))
+        self.answers.commit()
+        posted = self.approver.post([self.state.events[key] for key in chosen])
+        stays = posted.stays
+        if (
+            posted.is_refused
+        ):  # an earlier POST, whose outcome is not known, may have been applied all the same
+            stays = {
+                key: replace(one, is_intended=chosen[key].stay.is_intended) for key, one in stays.items()
+            }
+        events = {**self.state.with_stays(stays).events}
+        for key, decision in posted.decided.items():
+            if _by_rule(chosen[key]):
+                said = replace(decision, detail=decision.detail or "an auto rule")
+                said = unknown_outcome(said) if events[key].stay.is_intended else said
+                events[key] = answer(events[key], events[key].run, said, self.answers)
+        self._become(replace(self.state, events=events))
+        return posted
+
+    # The status
+
+    def out_of_work(self) -> list[OutOfWork]:
+        """Return why the VM is out of work."""
+        return [
+            OutOfWork(
+                Since=iso_utc(one.since), Why=one.why, IsHeld=bool(one.held_by), NeedsPerson=bool(one.told)
+            )
+            for one in self.state.owed.values()
+        ]
+
+    def auto(self) -> list[AutoStatus]:
+        """Return what the auto rules make of each event of this VM."""
+        now = self._clock.now()
+        return [_shown(one, now) for one in self.state.events.values() if one.verdict.why]
+
+
+def _by_rule(one: EventState) -> bool:
+    """Return whether an auto rule has an event POSTed."""
+    return one.verdict.does == "post" and not one.stay.is_settled
+
+
+def _reason(one: EventState) -> str:
+    """Describe what an event waits for."""
+    why, behind = one.verdict.why, one.verdict.behind
+    return f"{why} behind {', '.join(behind.resources)}" if behind else why
+
+
+def _shown(one: EventState, now: datetime) -> AutoStatus:
+    """Return what the status file shows of what the auto rules make of an event."""
+    why, behind = _reason(one), one.verdict.behind
+    if behind:
+        starts = behind.not_before
+        when = f", {format_relative((starts - now).total_seconds())}" if starts else ""
+        why += f" ({behind.raw.get('EventType')}{when})"
+    return AutoStatus(EventId=one.event.event_id, Why=why, NeedsPerson=one.run in one.failed)
