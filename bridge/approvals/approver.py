@@ -16,7 +16,7 @@ from operator import itemgetter
 from bridge.approvals.policy import Decision
 from bridge.approvals.state import EventState, Stay, Tries
 from bridge.errors import ImdsError
-from bridge.imds.client import CALL_SECONDS, ImdsClient
+from bridge.imds.client import ImdsClient
 from bridge.imds.document import Document, parse_document
 from bridge.runtime.time import Clock
 
@@ -169,14 +169,14 @@ class ImdsApprover:
                 pause = max(PAUSE_SECONDS, pause)
             self._budget = replace(self._budget, paused_until=self.clock.monotonic() + pause)
 
-    def post(self, events: Sequence[EventState]) -> Posted:
-        """POST the approval of events."""
+    def post(self, events: Sequence[EventState], limit_seconds: float) -> Posted:
+        """POST the approval of events; IMDS answers as well to one that is repeated."""
         began = self.clock.monotonic()
         self._budget = replace(self._budget, error="")
         try:
-            self._approve(events)
+            self._approve(events, limit_seconds)
         except ImdsError as error:
-            log.warning("the POST has failed: %s", error)
+            log.warning("no good answer to the POST: %s", error)
             return self._failed(events, error, self.clock.monotonic() - began)
         now = self.clock.now()
         decided, stays = dict[str, Decision](), dict[str, Stay]()
@@ -210,13 +210,11 @@ class ImdsApprover:
         next_at = self.clock.monotonic() + wait_seconds
         return replace(stay, tries=Tries(error=str(error), count=count, next_at=next_at))
 
-    def _approve(self, events: Sequence[EventState]) -> None:
+    def _approve(self, events: Sequence[EventState], limit_seconds: float) -> None:
         document = self.reading.document
         for event in (one.event for one in events):
             given = event.raw.get("EventType"), ", ".join(event.resources)
             log.info("approving %s of %s", *given, extra={"event_id": event.event_id})
-        tries = events[0].stay.tries
-        limit_seconds = min(CALL_SECONDS, 2.0**tries.count) if tries else CALL_SECONDS
         event_ids = [one.event.event_id for one in events]
         incarnation = document.raw.get("DocumentIncarnation") if document else None
         self.imds.approve(event_ids, incarnation=incarnation, limit_seconds=limit_seconds)

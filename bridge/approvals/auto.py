@@ -64,6 +64,7 @@ class Seen:
         now: the same as a time of day.
         ended: how programs have ended.
         request: what `imds-bridge recover` asks for, "" for nothing.
+        is_confirmed: this VM's name is proven, or instance data has failed for so long that `recover` may run.
         is_lost: it is not known which programs were started, as records were lost.
     """
 
@@ -74,6 +75,7 @@ class Seen:
     now: datetime
     ended: Mapping[Place, Result] = field(default_factory=dict)
     request: Literal["", "try", "done"] = ""
+    is_confirmed: bool = True
     is_lost: bool = False
 
 

@@ -55,7 +55,7 @@ def expired(command: Command, imds_error: str = "") -> Decision:
 
 def not_recorded(event: ScheduledEvent | None) -> Decision:
     """Return the decision for an event that is no longer Scheduled since a POST whose outcome is unknown."""
-    detail = "it may have been POSTed to IMDS, and is no longer Scheduled; the outcome was not recorded"
+    detail = "it may have been POSTed to IMDS, and is no longer Scheduled; IMDS's answer is not known"
     return Decision(outcome="accepted", reason="not_recorded", detail=detail, event=event)
 
 

@@ -366,6 +366,8 @@ def _held_back(one: Owed, state: State, seen: Seen) -> Owed:
     elif program:
         name, is_it = program.argv[0], program.argv == one.recover
         held_by = f"{name} runs" if is_it else f"until {name} has ended"
+    elif not seen.is_confirmed:
+        held_by = "until instance data says which VM this is, or fails for a minute"
     idle_since = seen.at if one.idle_since is None else one.idle_since
     return replace(one, held_by=held_by, idle_since=None if event else idle_since)
 

@@ -17,6 +17,7 @@ from bridge.approvals.step import answer, step
 from bridge.config.approvals import ApprovalSettings
 from bridge.contract.status import AutoStatus, OutOfWork
 from bridge.formats.text import format_relative
+from bridge.imds.client import CALL_SECONDS
 from bridge.imds.document import Document
 from bridge.runtime.program import Run
 from bridge.runtime.time import iso_utc
@@ -24,6 +25,10 @@ from bridge.service.answers import AnswerBatch
 from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
+
+# How long `recover` waits for instance data: a clone must not start what its original has stopped.
+UNCONFIRMED_SECONDS = 60.0
+SHORT_POST_SECONDS = 1.5
 
 
 @dataclass(eq=False)
@@ -56,6 +61,7 @@ class Caretaker:
         self._boot = self._identity.boot_id or uuid4().hex
         self.state = self.answers.load(self._rules)
         self._runs: dict[Place, Run] = {}
+        self._began_at = self._clock.monotonic()
 
     @property
     def _rules(self) -> Rules:
@@ -81,15 +87,18 @@ class Caretaker:
     # The document
 
     def look(self) -> Document | None:
-        """Read the document if it is time, and do what follows from a new one; return it unless it is too old."""
-        document = self.approver.document() if self._identity.resolved else None
-        if document and document is not self.state.document:
+        """Read the document if it is time, and do what follows from a new one; return it unless it is too old.
+
+        A name that instance data has not confirmed yet is enough to prepare the VM, and not to approve anything.
+        """
+        document = self.approver.document()
+        if document and self._identity.vm and document is not self.state.document:
             self._follow(document)
         return document
 
     def _follow(self, document: Document) -> None:
         """Learn from a new document; start and end programs once what they are for is committed."""
-        before = self.state
+        before, up_seconds = self.state, self._clock.monotonic() - self._began_at
         seen = Seen(
             rules=self._rules,
             document=document,
@@ -98,6 +107,7 @@ class Caretaker:
             now=self._clock.now(),
             ended={place: run.result for place, run in self._runs.items() if run.result},
             request=self.answers.take_request(),
+            is_confirmed=self._identity.resolved or up_seconds >= UNCONFIRMED_SECONDS,
             is_lost=self.answers.take_loss(document if before.document is None else None),
         )
         state = step(before, seen, self.answers)
@@ -155,7 +165,8 @@ class Caretaker:
         }
         self._become(self.state.with_stays(stays))
         self.answers.commit()
-        posted = self.approver.post([self.state.events[key] for key in chosen])
+        sent = [self.state.events[key] for key in chosen]
+        posted = self.approver.post(sent, self._limit_seconds(sent[0]))
         stays = posted.stays
         if (
             posted.is_refused
@@ -171,6 +182,15 @@ class Caretaker:
                 events[key] = answer(events[key], events[key].run, said, self.answers)
         self._become(replace(self.state, events=events))
         return posted
+
+    def _limit_seconds(self, first: EventState) -> float:
+        """Return how long an answer to a POST is waited for: not long while a program may have to be started."""
+        count = first.stay.tries.count if first.stay.tries else 0
+        if not any(rule.run for rule in self.settings.auto):
+            return min(CALL_SECONDS, 2.0**count) if count else CALL_SECONDS
+        if any(one.is_unprepared for one in self.state.events.values()):
+            return SHORT_POST_SECONDS
+        return min(CALL_SECONDS, SHORT_POST_SECONDS * 2.0**count)
 
     # The status
 

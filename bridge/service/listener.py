@@ -82,7 +82,6 @@ class Listener:
 
     def run_once(self, wait_seconds: float) -> None:
         """Make one pass: wait up to `wait_seconds` for messages, decide what can be decided, commit and settle."""
-        self._identify()
         if self._bridge_events.emit_heartbeat(self._look):
             self._inbox.look_once()
         self._bridge_events.emit_losses()
@@ -96,7 +95,7 @@ class Listener:
     def _identify(self) -> None:
         """Learn who the VM is; another name counts once no command and no program of the one before is left."""
         identity = self._identity
-        document = None if identity.resolved else self._caretaker.approver.document()
+        document = None if identity.resolved else self._caretaker.approver.reading.document
         identity.resolve(at_once=bool(document and document.events))
         is_free = not (identity.resolved and (self._inbox.waiting or self._caretaker.is_running))
         if is_free and self._bridge_events.follow_name():
@@ -104,7 +103,13 @@ class Listener:
 
     def _decide(self) -> None:
         """Decide what can be decided by the document as it is now, and POST what is allowed."""
-        document = self._caretaker.look()
+        approver = self._caretaker.approver
+        last = approver.reading
+        self._caretaker.look()
+        if approver.reading is not last or not self._identity.vm:
+            self._identify()  # which may take a second, and so comes after what prepares the VM
+        known = self._caretaker.look()
+        document = known if self._identity.resolved else None
         allowed = self._inbox.judge(document)
         if not document or self.dry_run:
             return

@@ -285,6 +285,7 @@ def test_a_command_that_never_expires_waits_for_imds_for_ten_minutes(
     rig: ListenerRig, method: str, reason: str
 ) -> None:
     rig.imds.fail(500, methods=[method])
+    rig.boot_id = "boot-2"
     rig.restart()
     rig.send(rig.imds.schedule(), wait=IMDS_WAIT_SECONDS - 1)
     assert rig.receipts() == []
