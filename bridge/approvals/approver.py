@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from http import HTTPStatus
 from operator import itemgetter
 
@@ -29,6 +29,7 @@ EARLY_SECONDS = 0.25  # how long before its POST is possible a document may be r
 PAUSE_SECONDS = 1.0  # after a 429 without Retry-After
 # An event whose POST has failed waits for 1 s, then for 2 s; four times as long as the POST took if that is more.
 AGAIN_SECONDS, AGAIN_FACTOR, AGAIN_LIMIT_SECONDS = 2.0, 4.0, 30.0
+_AT_ONCE = datetime.min.replace(tzinfo=UTC)  # an event without NotBefore
 CALLS_PER_SECOND = 3  # of the five that IMDS allows this VM; `forward` needs one or two
 
 
@@ -191,6 +192,8 @@ class ImdsApprover:
         if error.status == HTTPStatus.TOO_MANY_REQUESTS:
             self._pause(error)
             self._budget = replace(self._budget, error=str(error))
+            if len(events) > 1:  # one alone may pass
+                stays = {key: self._tried(stay, error, 0.0, len(events)) for key, stay in stays.items()}
             return Posted(stays=stays, is_refused=True)
         if error.status == HTTPStatus.BAD_REQUEST and len(events) == 1:  # a retry cannot help
             event = events[0].event
@@ -221,7 +224,14 @@ class ImdsApprover:
 
 
 def choose(wanted: Collection[EventState], at: float) -> list[EventState]:
-    """Choose the events of the next POST: all that were never tried, else one that is due again at an instant."""
-    due = [(tries.next_at, one) for one in wanted if (tries := one.stay.tries) and tries.next_at <= at]
+    """Choose the events of the next POST: all that were never tried, else one that is due at an instant.
+
+    It is the most urgent of those that have failed least often.
+    """
+    due = [
+        (tries.count, one.event.not_before or _AT_ONCE, one)
+        for one in wanted
+        if (tries := one.stay.tries) and tries.next_at <= at
+    ]
     untried = [one for one in wanted if not one.stay.tries]
-    return untried or [one for _, one in sorted(due, key=itemgetter(0))[:1]]
+    return untried or [one for *_, one in sorted(due, key=itemgetter(0, 1))[:1]]

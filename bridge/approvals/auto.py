@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Literal
 
 from bridge.approvals.policy import auto_wait_seconds, denial, matches, may_approve
 from bridge.approvals.state import Argv, EventState, Place, Program, Verdict
@@ -63,7 +62,7 @@ class Seen:
         steady: the same in steady seconds.
         now: the same as a time of day.
         ended: how programs have ended.
-        request: what `imds-bridge recover` asks for, "" for nothing.
+        request: of `imds-bridge recover`: "" for none, "try", or "done" and since when the VM was out of work then.
         is_confirmed: this VM's name is proven, or instance data has failed for so long that `recover` may run.
         is_lost: it is not known which programs were started, as records were lost.
     """
@@ -74,7 +73,7 @@ class Seen:
     steady: float
     now: datetime
     ended: Mapping[Place, Result] = field(default_factory=dict)
-    request: Literal["", "try", "done"] = ""
+    request: str = ""
     is_confirmed: bool = True
     is_lost: bool = False
 
@@ -82,9 +81,15 @@ class Seen:
 def with_rule(one: EventState, seen: Seen) -> EventState:
     """Return an event with the rule that decides about it, or why there is none."""
     found = _first_rule(one.event, seen) if one.may_be_prepared else ""
-    rule, why = (None, found) if isinstance(found, str) else (found, "")
+    rule, why = (None, found) if isinstance(found, str) else (_begun(one, found, seen), "")
     is_told = seen.rules.settings.auto and seen.rules.names_this_vm(one.event)
     return replace(one, rule=rule, verdict=Verdict(why=why if is_told else ""))
+
+
+def _begun(one: EventState, rule: AutoSettings, seen: Seen) -> AutoSettings:
+    """Return the rule that has prepared the VM for an event, if the one that matches now would do it once more."""
+    others = (other for other in seen.rules.settings.auto if other.run in one.prepared)
+    return next((other for other in others if rule.recover and other.recover == rule.recover), rule)
 
 
 def _first_rule(event: ScheduledEvent, seen: Seen) -> AutoSettings | str:

@@ -68,6 +68,10 @@ class Pending:
         }
         return replace(self, receipts=record["receipts"], intended=intended)
 
+    def has(self, message: ReceivedMessage) -> bool:
+        """Return whether a message is one that carried it, delivered again."""
+        return message.sequence_number in {one.sequence_number for one in self.messages}
+
     def with_message(self, message: ReceivedMessage) -> Pending:
         """Return the command with another message, or the same one again: its last delivery is settled."""
         others = [one for one in self.messages if one.sequence_number != message.sequence_number]

@@ -181,7 +181,7 @@ class Owed:
         run: the last of them, by which a rule is found whose `recover` was changed.
         boot: the boot in which that was.
         event: the last event that one was started for; None if that is lost.
-        keys: the EventIds in lower case that one was started for since the last recovery began.
+        keys: the EventIds in lower case that one was started for since the VM was last put back.
         is_other_vms: another VM owed it, whose disk this one has.
         tries: how often `recover` has failed in this process; None if the last one did not.
         told: for which reasons `outofwork` was published.

@@ -30,6 +30,7 @@ from bridge.approvals.turns import deadline, give_turns
 from bridge.config.approvals import AutoSettings
 from bridge.imds.diff import GRACE_SECONDS, is_reset
 from bridge.imds.document import STARTED, ScheduledEvent
+from bridge.runtime.time import iso_utc
 
 AGAIN_SECONDS = 5.0  # before a program that has failed runs again, doubled each time up to the limit
 AGAIN_LIMIT_SECONDS = 300.0
@@ -313,18 +314,18 @@ def _start(one: EventState, rule: AutoSettings, state: State, seen: Seen) -> tup
 def _put_back(state: State, seen: Seen, to: Carrier) -> State:
     """Start each `recover` once no event needs the VM out of work, or do what `imds-bridge recover` asks for."""
     owed, programs = _owed(state, seen), dict(state.programs)
+    done = f"done {min((iso_utc(one.since) for one in owed.values()), default='')}"  # since then, not once before
     for recover, known in [*owed.items()]:
         one = _held_back(known, state, seen)
-        if seen.request and not one.held_by:
+        if seen.request in ("try", done) and not one.held_by:
             one = replace(one, tries=None, is_other_vms=False)
-            if seen.request == "done":
+            if seen.request == done:
                 del owed[recover]
                 to.recovered(one, fault="", seconds=None, is_last=not owed)
                 continue
         if one.is_other_vms and not one.held_by:
             one = _told(one, "OtherVm", "this disk comes from a VM that was out of work", to)
         elif not one.held_by and not (one.tries and one.tries.next_at > seen.at):
-            one = replace(one, keys=frozenset())  # so nothing is prepared any more that it puts back
             programs[recover] = Program(
                 argv=recover,
                 recover=recover,

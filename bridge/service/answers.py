@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any
 
 from bridge.approvals.auto import Rules
 from bridge.approvals.command import Command
@@ -107,12 +107,12 @@ class AnswerBatch:
             return is_lost or any(stay.get("prepared_by") for stay in stays)
         return is_lost
 
-    def take_request(self) -> Literal["", "try", "done"]:
+    def take_request(self) -> str:
         """Return what `imds-bridge recover` has asked for, once."""
         if request := self._outbox.record(STATE, REQUEST):
             self._records[STATE, REQUEST] = ""
             log.info("`imds-bridge recover` asks: %s", request)
-        return request or ""
+        return str(request or "")
 
     def notice(self, program: Program, state: State, *, is_over: bool) -> tuple[bytes, dict[str, Any]]:
         """Return what a program gets: the CloudEvent of its event for its standard input, and the event's data."""

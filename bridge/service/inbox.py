@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
 from bridge.approvals import policy
@@ -105,11 +105,13 @@ class Inbox:
         if self.receiver is None:
             self.parts.stop.wait(wait_seconds)
             return
+        fault_of = None
         for message in self.receiver.messages(wait_seconds):
-            self._accept(message)
+            fault_of = fault_of or self._signatures()
+            self._accept(message, fault_of)
 
     def _read(self, message: ReceivedMessage) -> Command | None:
-        """Return the command of a message; refuse a message that has none, or a bad signature, and return None."""
+        """Return the command of a message; refuse a message that has none, and return None."""
         body = b""
         try:
             body = unwrap(message.decoded_body())
@@ -123,22 +125,24 @@ class Inbox:
             known = {"Id": find_id(body, message.properties) or printable(message.message_id)}
             self.answers.refuse(message, "malformed", str(error), known)
             return None
-        if fault := self._signature_fault(message, body):
-            self.answers.refuse(message, "bad_signature", fault, command_data(command))
-            return None
         return command
 
-    def _accept(self, message: ReceivedMessage) -> None:
+    def _accept(self, message: ReceivedMessage, fault_of: Callable[[ReceivedMessage], str]) -> None:
+        """Take a message; what is known of its command counts before its signature, which was good then."""
         command = self._read(message)
         if command is None:
             return
-        if known := self._pending.get(command.key):
-            self._pending[command.key] = known.with_message(message)
-            return
-        record = self.answers.record(command.key)
+        record, known = self.answers.record(command.key), self._pending.get(command.key)
         if self.answers.is_done(command.key):
             self.answers.repeat(record)
             self.answers.settle([message], Settlement())
+            return
+        is_known = known.has(message) if known else record
+        if not is_known and (fault := fault_of(message)):
+            self.answers.refuse(message, "bad_signature", fault, command_data(command))
+            return
+        if known:
+            self._pending[command.key] = known.with_message(message)
             return
         now = self._clock.monotonic()
         pending = Pending(
@@ -158,16 +162,19 @@ class Inbox:
             return 0.0
         return max(0.0, (self._clock.now() - message.enqueued_at).total_seconds())
 
-    def _signature_fault(self, message: ReceivedMessage, body: bytes) -> str:
+    def _signatures(self) -> Callable[[ReceivedMessage], str]:
+        """Return what says why a message is not to be trusted, "" if it is, by the secrets as they are now."""
         if self.settings.signing_secrets is None:
-            return ""
+            return lambda _: ""
         try:
             secrets = check_signing_secrets(self.settings.signing_secrets.read())
         except (OSError, ValueError) as error:
             # no secret is trusted then: whoever empties the file withdraws the old ones
             log.error("the signing secrets cannot be used; every command is refused: %s", error)  # noqa: TRY400
-            return "the listener cannot read its signing secrets"
-        return signature_fault(secrets, message.properties, body, signed_near=message.enqueued_at)
+            return lambda _: "the listener cannot read its signing secrets"
+        return lambda message: signature_fault(
+            secrets, message.properties, unwrap(message.body), signed_near=message.enqueued_at
+        )
 
     # Decisions
 
@@ -178,10 +185,26 @@ class Inbox:
         self._passed_since = {
             key: at for key, at in self._passed_since.items() if now - at < 2 * PASS_ON_SECONDS
         }
-        return {
+        judged = {
             pending.command.key: self._judge(pending, document, may_wait=number >= surplus)
             for number, pending in enumerate([*self._pending.values()])
         }
+        allowed = {key: decisions for key, decisions in judged.items() if decisions}
+        fault_of = self._signatures() if allowed else str
+        return {key: self._trusted(key, decisions, fault_of) for key, decisions in allowed.items()}
+
+    def _trusted(
+        self, key: str, allowed: Mapping[str, Decision], fault_of: Callable[[ReceivedMessage], str]
+    ) -> Mapping[str, Decision]:
+        """Return what may be POSTed of a command; answer one of which no message is to be trusted any more."""
+        pending = self._pending[key]
+        faults = [*map(fault_of, pending.messages)]
+        if not all(faults):
+            return allowed
+        refused = policy.rejected("bad_signature", faults[-1])
+        lost = policy.unknown_outcome(refused)
+        self._answer(pending, {one: lost if one.lower() in pending.intended else refused for one in allowed})
+        return {}
 
     def _surplus(self) -> int:
         """Return how many of the oldest commands may not wait for their events."""

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge.config.base import Secret
 from bridge.errors import ImdsError, StateError
+from bridge.http.signing import sign
+from bridge.outbox.rows import REQUEST, STATE
+from tests.support.bus import SECRET
 from tests.support.imds import WEB_0
-from tests.support.listener import ListenerRig, MakeListener
+from tests.support.listener import ListenerRig, MakeListener, command_body
 from tests.support.machine import program
 
-DRAIN, RECOVER = program(), program("recover")
+DRAIN, OTHER, RECOVER = program(), program("other"), program("recover")
 RULE = {"run": [DRAIN], "recover": [RECOVER]}
 OTHER_VM = replace(WEB_0, name="real", vm_id="99999999-bd52-4150-9748-7190aae1ff21")
+
+OTHER_SECRET = "whsec_" + "QUJD" * 8
 
 
 @pytest.fixture
@@ -209,3 +216,190 @@ def test_what_is_no_longer_scheduled_after_a_post_without_an_answer_is_not_said_
     (receipt,) = auto.receipts()
     assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Accepted", "not_recorded")
     assert receipt["data"]["Detail"].endswith("IMDS's answer is not known")
+
+
+@pytest.mark.parametrize("status", [400, 429, 500])
+def test_after_a_failure_each_of_several_events_is_tried_alone_and_the_most_urgent_first(
+    rig: ListenerRig, status: int
+) -> None:
+    posts: list[list[str]] = []
+
+    def on_post(ids: list[str]) -> None:
+        posts.append(ids)
+        if len(ids) > 1:
+            raise ImdsError("busy", status=status)
+
+    rig.imds.on_post = on_post
+    for number, notice in enumerate((300, 100, 200)):
+        rig.imds.schedule(event_id=f"E-{number}", NotBefore=rig.notice(notice))
+    rig.send("E-0", "E-1", "E-2", wait=8)
+    assert rig.reasons() == ["approved"] * 3
+    assert posts == [["E-0", "E-1", "E-2"], ["E-1"], ["E-2"], ["E-0"]]
+
+
+def test_urgent_events_whose_posts_always_fail_do_not_hold_up_the_others(rig: ListenerRig) -> None:
+    def fail(_: float) -> None:
+        raise ImdsError("no", status=500)
+
+    ids = [rig.imds.schedule(event_id=f"E-{number}", NotBefore=rig.notice(number)) for number in range(9)]
+    rig.imds.bad = dict.fromkeys(ids[:5], fail)
+    rig.send(*ids, wait=20)
+    assert rig.reasons() == ["approved"] * 4
+
+
+# Commands
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    path = tmp_path / "secrets"
+    path.write_text(SECRET)
+    return path
+
+
+@pytest.fixture
+def signed(make_listener: MakeListener, secrets: Path) -> ListenerRig:
+    rig = make_listener(signing_secrets=Secret(file=secrets))
+    rig.imds.schedule("web-0", event_id="E-1")
+    rig.run(1)
+    return rig
+
+
+def send_signed(rig: ListenerRig, *, wait: float, secret: str = SECRET) -> None:
+    body = command_body("E-1", id="c")
+    rig.queue.send(body, message_id="c", properties=sign([secret], "c", rig.clock.now(), body))
+    rig.run(wait)
+
+
+@pytest.mark.parametrize("signed_again_by", ["nobody", "the new secret"])
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_a_command_that_has_waited_is_verified_again_right_before_its_post(
+    signed: ListenerRig, secrets: Path, is_withdrawn: bool, signed_again_by: str
+) -> None:
+    signed.imds.fail(503)
+    signed.run(3)
+    send_signed(signed, wait=60)
+    if is_withdrawn:
+        secrets.write_text(OTHER_SECRET)
+    is_good = not is_withdrawn
+    if is_withdrawn and signed_again_by != "nobody":
+        send_signed(signed, wait=1, secret=OTHER_SECRET)
+        is_good = True
+    signed.imds.restore()
+    signed.run(5)
+    assert signed.reasons() == ["approved" if is_good else "bad_signature"]
+    assert len(signed.imds.posts) == is_good
+    assert signed.queue.messages == []
+
+
+def test_a_decided_command_that_comes_again_after_a_rotation_has_its_old_receipt(
+    signed: ListenerRig, secrets: Path
+) -> None:
+    send_signed(signed, wait=2)
+    secrets.write_text(OTHER_SECRET)
+    send_signed(signed, wait=2)
+    first, again = signed.receipts()
+    assert (first["id"], first["data"]["Reason"]) == (again["id"], "approved")
+
+
+def test_a_forged_copy_of_a_command_in_progress_is_refused_and_changes_nothing(signed: ListenerRig) -> None:
+    signed.imds.fail(503)
+    send_signed(signed, wait=2)
+    send_signed(signed, wait=2, secret=OTHER_SECRET)
+    assert (signed.reasons(), signed.dead_letter_reasons) == (["bad_signature"], ["bad_signature"])
+    signed.imds.restore()
+    signed.run(3)
+    assert signed.reasons() == ["bad_signature", "approved"]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [("Scheduled", "unknown_outcome"), ("Started", "not_recorded")]
+)
+def test_a_command_with_an_unknown_outcome_is_not_contradicted_after_a_rotation(
+    signed: ListenerRig, secrets: Path, status: str, reason: str
+) -> None:
+    signed.imds.fail(ImdsError("no answer"), methods=["approve"])
+    send_signed(signed, wait=1)
+    posts = len(signed.imds.posts)
+    secrets.write_text(OTHER_SECRET)
+    signed.imds.restore()
+    signed.imds.change("E-1", EventStatus=status)
+    signed.restart(wait=5)
+    assert (signed.reasons(), len(signed.imds.posts)) == ([reason], posts)
+
+
+@pytest.mark.parametrize("name", ["Vm", "ExpiresAt", "vm"])
+def test_a_restriction_in_a_wrong_place_is_refused(rig: ListenerRig, name: str) -> None:
+    rig.imds.schedule("web-0", event_id="E-1")
+    inside = f'{{"StartRequests": [{{"EventId": "E-1", "{name}": "x"}}]}}'
+    beside = command_body("E-1").replace(b'"data"', f'"{name}": "x", "data"'.encode())
+    rig.queue.send(inside.encode(), message_id="1")
+    rig.queue.send(beside, message_id="2")
+    rig.run(2)
+    assert (rig.reasons(), rig.imds.posts) == (["malformed"] * 2, [])
+
+
+def test_a_restriction_that_is_null_is_as_if_it_were_absent(rig: ListenerRig) -> None:
+    rig.imds.schedule("web-0", event_id="E-1")
+    rig.queue.send(b'{"StartRequests": [{"EventId": "E-1", "Vm": null}]}', message_id="1")
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+
+
+# Rules
+
+
+@pytest.mark.parametrize("event_type", [None, "", 7])
+def test_a_rule_without_criteria_prepares_for_an_event_without_a_type_and_does_not_approve_it(
+    auto: ListenerRig, event_type: Any
+) -> None:
+    auto.prepare(EventType=event_type)
+    auto.run(5)
+    assert (auto.machine.names, auto.imds.posts) == ([DRAIN], [])
+
+
+@pytest.mark.parametrize("recover", [RECOVER, None])
+def test_a_rule_that_matches_later_does_not_prepare_once_more_what_has_the_same_recover(
+    make_listener: MakeListener, recover: str | None
+) -> None:
+    more: dict[str, Any] = {"recover": [recover]} if recover else {}
+    short = {"run": [OTHER], "max_notice_seconds": 60, **more}
+    rig = make_listener(policy={}, auto=[short, {"run": [DRAIN], **more}])
+    event_id = rig.announce(NotBefore=rig.notice(100), wait=2)
+    rig.end_programs(wait=50)
+    assert rig.machine.names == [DRAIN] + [OTHER] * (recover is None)
+    rig.end_programs(code=1, wait=1)
+    rig.change(event_id, EventStatus="Started", wait=2)
+    assert rig.programs["unprepared"] == (recover is None)
+
+
+def test_what_a_person_did_says_nothing_of_a_later_time(auto: ListenerRig) -> None:
+    auto.remove(auto.prepare("web-0"), wait=1)
+    auto.end_programs(wait=1, code=1)
+    auto.outbox.commit([], records={(STATE, REQUEST): "done 2020-01-01T00:00:00.000Z"})
+    auto.run(1)
+    assert auto.listener.status().out_of_work
+
+
+@pytest.mark.parametrize("boots", [False, True])
+def test_an_event_that_is_shown_again_after_a_kill_at_the_start_of_recover_holds_it_up(
+    auto: ListenerRig, boots: bool
+) -> None:
+    auto.imds.incarnation = 100
+    event_id = auto.prepare("web-0")
+    auto.change(event_id, EventStatus="Started", wait=2)
+    (event,) = auto.imds.events
+
+    def kill(_: object) -> None:
+        raise KeyboardInterrupt
+
+    auto.machine.on_start, auto.imds.incarnation = kill, 0
+    with pytest.raises(KeyboardInterrupt):
+        auto.show(wait=2)
+    auto.machine.on_start = lambda _: None
+    auto.boot_id += "+" * boots
+    auto.imds.show(event)
+    auto.restart(wait=20)
+    assert auto.machine.names == [DRAIN, RECOVER]  # the second one was killed before it began
+    auto.remove(event_id, wait=2)
+    assert auto.machine.names == [DRAIN, RECOVER, RECOVER]
