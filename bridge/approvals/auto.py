@@ -10,7 +10,7 @@ from bridge.approvals.policy import auto_wait_seconds, denial, matches, may_appr
 from bridge.approvals.state import Argv, EventState, Place, Program, Verdict
 from bridge.approvals.turns import Order, deadline, takes_turns, vms_of
 from bridge.config.approvals import ApprovalSettings, AutoSettings
-from bridge.imds.document import ADVISORY, Document, ScheduledEvent, is_among
+from bridge.imds.document import ADVISORY, SCHEDULED, Document, ScheduledEvent, fold_name
 from bridge.runtime.program import Result
 
 UNKNOWN_TIMEOUT_SECONDS = 600.0  # of a `recover` that no rule names any more
@@ -32,6 +32,11 @@ class Rules:
     boot: str
     is_dry_run: bool = False
 
+    def may_be_commanded(self, event: ScheduledEvent) -> bool:
+        """Return whether a command could approve an event now."""
+        is_in_scope = self.settings.policy.scope == "group" or self.names_this_vm(event)
+        return self.settings.has_bus and event.status == SCHEDULED and is_in_scope
+
     @property
     def recovers(self) -> Mapping[Argv, Argv]:
         """The `recover` of each `run` that has one."""
@@ -44,7 +49,7 @@ class Rules:
 
     def names_this_vm(self, event: ScheduledEvent) -> bool:
         """Return whether an event names this VM."""
-        return is_among(self.vm_name, event.resources)
+        return fold_name(self.vm_name) in event.vms
 
     def may_name_this_vm(self, event: ScheduledEvent) -> bool:
         """Return whether an event names this VM, as far as is known."""
@@ -154,7 +159,7 @@ def _approve(one: EventState, rule: AutoSettings, order: Order, seen: Seen) -> V
     if _waits_for_turn(one, rule):
         return _behind_others(one, rule, order, done)
     wait_seconds = auto_wait_seconds(event, vm_name=seen.rules.vm_name, group=rule.group)
-    if not rule.run and (wait_seconds is None or seen.at - one.stay.since < wait_seconds):
+    if not rule.run and (wait_seconds is None or seen.steady - one.stay.since < wait_seconds):
         return Verdict(why="the VMs before this one in Resources approve it first")
     if rule.max_unavailable and takes_turns(event) and (behind := order.first_beside(event, rule)):
         return Verdict(why=f"{done}approval waits", behind=behind)

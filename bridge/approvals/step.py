@@ -86,7 +86,7 @@ def _follow(before: State, seen: Seen, to: Carrier) -> State:
         }
         before = replace(before, events=known, boot=seen.rules.boot, incarnation=None)
     if seen.is_lost and before.document is None:  # what is stored may be older than the last recovery
-        stay = Stay(since=seen.at)
+        stay = Stay(since=seen.steady)
         old = {key: replace(one, prepared={}, stay=stay) for key, one in before.events.items()}
         before = replace(before, events=old)
     has_reset = is_reset(before.incarnation, document.incarnation)
@@ -101,16 +101,18 @@ def _follow(before: State, seen: Seen, to: Carrier) -> State:
     return replace(
         before,
         document=document,
-        at=seen.at,
+        at=seen.steady,
         incarnation=before.incarnation if document.incarnation is None else document.incarnation,
         events=events,
+        absent={},
     )
 
 
 def _shown(known: EventState | None, event: ScheduledEvent, before: State, seen: Seen) -> EventState:
     """Return what is known of an event that is new, still there, or there again."""
     unreadable = len(seen.document.invalid_entries)
-    new = EventState(event=event, stay=Stay(since=seen.at), unreadable=unreadable, absent_at=before.at)
+    absent_at = before.absent.get(event.key, before.at)
+    new = EventState(event=event, stay=Stay(since=seen.steady), unreadable=unreadable, absent_at=absent_at)
     if known is None:
         return new
     was_missing = known.sight == "missing"

@@ -59,12 +59,13 @@ class Caretaker:
         self.approver = ImdsApprover(self.parts.imds, clock=self._clock)
         # where the boot is not known, each start counts as one
         self._boot = self._identity.boot_id or uuid4().hex
-        self.state = self.answers.load(self._rules)
+        self.state = self.answers.load(self.rules)
         self._runs: dict[Place, Run] = {}
         self._began_at = self._clock.monotonic()
 
     @property
-    def _rules(self) -> Rules:
+    def rules(self) -> Rules:
+        """What the rules are, in the name that this VM has now."""
         name = self._identity.vm.name if self._identity.vm else ""
         return Rules(settings=self.settings, vm_name=name, boot=self._boot, is_dry_run=self.dry_run)
 
@@ -98,16 +99,16 @@ class Caretaker:
 
     def _follow(self, document: Document) -> None:
         """Learn from a new document; start and end programs once what they are for is committed."""
-        before, up_seconds = self.state, self._clock.monotonic() - self._began_at
+        before, at, now = self.state, self.approver.reading.at, self._clock.monotonic()
         seen = Seen(
-            rules=self._rules,
+            rules=self.rules,
             document=document,
-            at=self.approver.reading.at,
-            steady=self._clock.steady(),
+            at=at,
+            steady=self._clock.steady() - (now - at),
             now=self._clock.now(),
             ended={place: run.result for place, run in self._runs.items() if run.result},
             request=self.answers.take_request(),
-            is_confirmed=self._identity.resolved or up_seconds >= UNCONFIRMED_SECONDS,
+            is_confirmed=self._identity.resolved or now - self._began_at >= UNCONFIRMED_SECONDS,
             is_lost=self.answers.take_loss(document if before.document is None else None),
         )
         state = step(before, seen, self.answers)
@@ -131,7 +132,7 @@ class Caretaker:
 
     def _become(self, state: State) -> None:
         """Know something else from now on, and record what differs."""
-        self.answers.keep(self.state, state)
+        self.answers.keep(self.state, state, self.rules)
         self.state = state
 
     # POSTs

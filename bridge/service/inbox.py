@@ -17,7 +17,7 @@ from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets
 from bridge.http.signing import signature_fault, signed_id
-from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, is_among
+from bridge.imds.document import STARTED, Document
 from bridge.runtime.text import printable
 from bridge.service.answers import AnswerBatch, command_data, dead_letter
 from bridge.service.caretaker import Caretaker
@@ -93,12 +93,8 @@ class Inbox:
         """Have commands received while one could be approved or is open, and for a while after that."""
         events = document.events.values() if document else ()
         is_open = not document or self._pending or self._passed_since
-        if is_open or any(map(self._may_be_approved, events)):
+        if is_open or any(map(self.caretaker.rules.may_be_commanded, events)):
             self.expect()
-
-    def _may_be_approved(self, event: ScheduledEvent) -> bool:
-        is_in_scope = self.settings.policy.scope == "group" or is_among(self._vm_name(), event.resources)
-        return event.status == SCHEDULED and is_in_scope
 
     def receive(self, wait_seconds: float) -> None:
         """Wait up to `wait_seconds` for messages, and take those that have arrived."""
@@ -293,7 +289,8 @@ class Inbox:
             return Decision(outcome="failed", reason="imds_unavailable", detail=detail)
         if state is None or (one is None and self._has_time(pending, may_wait=may_wait)):
             return None
-        event, grace_until = one.event if one else None, pending.grace_from + self.settings.grace_seconds
+        event, age_seconds = one.event if one else None, self._clock.monotonic() - pending.grace_from
+        grace_until = self._clock.steady() - age_seconds + self.settings.grace_seconds
         if one and pending.may_have_waited and one.absent_at > grace_until:
             # As if it had been received when it was sent: its sender cannot have known this event.
             detail = "it was sent more than `grace_seconds` before this VM's document had the event"

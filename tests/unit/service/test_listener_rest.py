@@ -235,6 +235,6 @@ def test_the_schedules_show_a_listener_without_the_guard(
 ) -> None:
     always = play(tmp_path / "always", 1, await_seconds=math.inf, monkeypatch=monkeypatch)
     monkeypatch.setattr(
-        "bridge.approvals.step.EventState", lambda **given: EventState(**{**given, "absent_at": -math.inf})
+        "bridge.approvals.step.EventState", lambda **given: EventState(**{**given, "absent_at": 0.0})
     )
     assert play(tmp_path / "rests", 1, await_seconds=3.0, monkeypatch=monkeypatch) != always

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,60 @@ def test_a_command_with_an_unknown_outcome_is_not_contradicted_after_a_rotation(
     signed.imds.change("E-1", EventStatus=status)
     signed.restart(wait=5)
     assert (signed.reasons(), len(signed.imds.posts)) == ([reason], posts)
+
+
+@pytest.mark.parametrize("scope", ["self", "group"])
+@pytest.mark.parametrize("restarts", ["never", "after the event was seen", "before", "before and after"])
+def test_a_command_from_long_before_its_event_is_refused_over_restarts(
+    make_listener: MakeListener, restarts: str, scope: str
+) -> None:
+    rig = make_listener(grace_seconds=30, policy={"allow": [{}], "scope": scope})
+    rig.run(90)
+    sent_at = rig.clock.now() - timedelta(seconds=1800)
+    rig.queue.send(command_body("E-1", id="old"), message_id="old", enqueued_at=sent_at)
+
+    def restart() -> None:
+        rig.restart()
+        rig.receiver.last_error = "down"
+
+    rig.receiver.last_error = "down"
+    if "before" in restarts:
+        restart()
+    rig.announce("web-0" if scope == "self" else "web-1", event_id="E-1", wait=2)
+    if "after" in restarts:
+        restart()
+    rig.receiver.last_error = ""
+    rig.receiver.disconnect()
+    rig.run(3)
+    assert (rig.reasons(), rig.imds.posts) == (["unknown_event"], [])
+
+
+@pytest.mark.parametrize("scope", ["self", "group"])
+def test_a_command_that_is_younger_than_its_event_counts_after_a_restart(
+    make_listener: MakeListener, scope: str
+) -> None:
+    rig = make_listener(grace_seconds=30, policy={"allow": [{}], "scope": scope})
+    rig.run(90)
+    rig.receiver.last_error = "down"
+    rig.announce("web-0" if scope == "self" else "web-1", event_id="E-1", wait=5)
+    rig.send("E-1", wait=100)
+    for _ in range(2):
+        rig.restart()
+        rig.receiver.last_error = "down"
+        rig.run(70)
+    rig.restart(wait=3)
+    assert rig.reasons() == ["approved"]
+
+
+def test_a_restart_neither_shortens_nor_repeats_the_wait_for_the_vms_before_this_one(
+    make_listener: MakeListener,
+) -> None:
+    rig = make_listener(policy={}, auto=[{"group": True}])
+    rig.announce("web-1", "web-0", wait=6)
+    rig.restart(wait=2)
+    assert rig.imds.posts == []
+    rig.restart(wait=4)
+    assert len(rig.imds.posts) == 1
 
 
 @pytest.mark.parametrize("name", ["Vm", "ExpiresAt", "vm"])
