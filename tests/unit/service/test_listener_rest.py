@@ -199,6 +199,8 @@ def play(folder: Path, seed: int, *, await_seconds: float, monkeypatch: pytest.M
             # not within two seconds of what decides: the grace period of 30 s, and the end
             sent = begin - at_random.choice([*range(5, 56), *range(66, 400), *range(-15, -5)])
             steps.setdefault(max(10, sent), []).append(("send", f"e-{number}"))
+    for _ in range(8):
+        steps.setdefault(at_random.randrange(120, 2700), []).append(("kill", ""))
     rig = ListenerRig(folder, grace_seconds=30)
     for step in range(2800):
         for kind, event_id in steps.get(step, ()):
@@ -208,6 +210,8 @@ def play(folder: Path, seed: int, *, await_seconds: float, monkeypatch: pytest.M
                 rig.imds.change(event_id, NotBefore=rig.in_seconds(900))
             elif kind == "remove":
                 rig.imds.remove(event_id)
+            elif kind == "kill":
+                rig.restart()
             else:
                 rig.send(event_id, id=f"{event_id}-{step}")
         rig.run()
