@@ -172,10 +172,15 @@ class ImdsApprover:
 
     def post(self, events: Sequence[EventState], limit_seconds: float) -> Posted:
         """POST the approval of events; IMDS answers as well to one that is repeated."""
-        began = self.clock.monotonic()
+        began, document = self.clock.monotonic(), self.reading.document
         self._budget = replace(self._budget, error="")
+        for event in (one.event for one in events):
+            given = event.raw.get("EventType"), ", ".join(event.resources)
+            log.info("approving %s of %s", *given, extra={"event_id": event.event_id})
+        event_ids = [one.event.event_id for one in events]
+        incarnation = document.raw.get("DocumentIncarnation") if document else None
         try:
-            self._approve(events, limit_seconds)
+            self.imds.approve(event_ids, incarnation=incarnation, limit_seconds=limit_seconds)
         except ImdsError as error:
             log.warning("no good answer to the POST: %s", error)
             return self._failed(events, error, self.clock.monotonic() - began)
@@ -212,15 +217,6 @@ class ImdsApprover:
         wait_seconds = min(AGAIN_LIMIT_SECONDS, wait_seconds) * (together == 1)
         next_at = self.clock.monotonic() + wait_seconds
         return replace(stay, tries=Tries(error=str(error), count=count, next_at=next_at))
-
-    def _approve(self, events: Sequence[EventState], limit_seconds: float) -> None:
-        document = self.reading.document
-        for event in (one.event for one in events):
-            given = event.raw.get("EventType"), ", ".join(event.resources)
-            log.info("approving %s of %s", *given, extra={"event_id": event.event_id})
-        event_ids = [one.event.event_id for one in events]
-        incarnation = document.raw.get("DocumentIncarnation") if document else None
-        self.imds.approve(event_ids, incarnation=incarnation, limit_seconds=limit_seconds)
 
 
 def choose(wanted: Collection[EventState], at: float) -> list[EventState]:

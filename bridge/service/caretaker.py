@@ -45,6 +45,7 @@ class Caretaker:
     Attributes:
         approver: IMDS, within its limit.
         state: what is known.
+        runs: the programs that run.
     """
 
     parts: Parts
@@ -60,7 +61,7 @@ class Caretaker:
         # where the boot is not known, each start counts as one
         self._boot = self._identity.boot_id or uuid4().hex
         self.state = self.answers.load(self.rules)
-        self._runs: dict[Place, Run] = {}
+        self.runs: dict[Place, Run] = {}
         self._began_at = self._clock.monotonic()
 
     @property
@@ -70,20 +71,15 @@ class Caretaker:
         return Rules(settings=self.settings, vm_name=name, boot=self._boot, is_dry_run=self.dry_run)
 
     @property
-    def is_running(self) -> bool:
-        """Whether a program runs. Any thread may ask."""
-        return bool(self._runs)
-
-    @property
     def last_error(self) -> str:
         """The last error of IMDS that has not been followed by a good answer, "" if there is none."""
         return self.approver.last_error(self.state.events.values())
 
     def end_programs(self) -> None:
         """Have every program ended: the next process runs it again."""
-        for run in self._runs.values():
+        for run in self.runs.values():
             run.end()
-        self._runs = {}
+        self.runs = {}
 
     # The document
 
@@ -106,24 +102,24 @@ class Caretaker:
             at=at,
             steady=self._clock.steady() - (now - at),
             now=self._clock.now(),
-            ended={place: run.result for place, run in self._runs.items() if run.result},
+            ended={place: run.result for place, run in self.runs.items() if run.result},
             request=self.answers.take_request(),
             is_confirmed=self._identity.resolved or now - self._began_at >= UNCONFIRMED_SECONDS,
             is_lost=self.answers.take_loss(document if before.document is None else None),
         )
         state = step(before, seen, self.answers)
         self._become(state)
-        self._runs = {place: run for place, run in self._runs.items() if place not in seen.ended}
-        if new := [place for place in state.programs if place not in self._runs]:
+        self.runs = {place: run for place, run in self.runs.items() if place not in seen.ended}
+        if new := [place for place in state.programs if place not in self.runs]:
             self.answers.commit()
         for place in new:
             program = state.programs[place]
             body, data = self.answers.notice(program, state, is_over=not isinstance(place, str))
             run = self.make_run(program.argv, body, data, timeout_seconds=program.timeout_seconds)
-            self._runs[place] = run
+            self.runs[place] = run
             log.info("running %s", program.argv[0], extra={"event_id": data.get("EventId")})
             run.start()
-        for place, run in self._runs.items():
+        for place, run in self.runs.items():
             if state.programs[place].must_end:
                 run.end()
         for key, one in state.events.items():

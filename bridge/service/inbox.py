@@ -5,23 +5,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 
 from bridge.approvals import policy
-from bridge.approvals.approver import Posted
 from bridge.approvals.command import Command, find_id, parse_command, unwrap
 from bridge.approvals.pending import Pending
 from bridge.approvals.policy import Decision
 from bridge.approvals.state import EventState, State
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
-from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets
 from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.document import STARTED, Document
 from bridge.runtime.text import printable
-from bridge.service.answers import AnswerBatch, command_data, dead_letter
+from bridge.service.answers import command_data, dead_letter
 from bridge.service.caretaker import Caretaker
-from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 
@@ -45,61 +42,48 @@ class Inbox:
     """The commands in progress, for the listener's thread; it looks up what is known, judges, and answers.
 
     Args:
-        parts: of the process.
-        settings: the policy, the grace period and the signing secrets.
         receiver: where commands come from; None without a bus.
-        answers: what is published and remembered.
-        caretaker: knows the events.
-        dry_run: decide and publish receipts, but POST nothing.
+        caretaker: knows the events, and POSTs their approvals.
+
+    Attributes:
+        pending: the commands that are not decided yet, by their keys.
+        rest_from: from when on no command is expected, monotonic.
     """
 
-    parts: Parts
-    settings: ApprovalSettings
     receiver: Receiver | None
-    answers: AnswerBatch
     caretaker: Caretaker
-    _: KW_ONLY
-    dry_run: bool
 
     def __post_init__(self) -> None:
-        self._clock, self._identity = self.parts.clock, self.parts.identity
-        self._pending: dict[str, Pending] = {}
+        self._parts, self._settings = self.caretaker.parts, self.caretaker.settings
+        self._answers, self._is_dry_run = self.caretaker.answers, self.caretaker.dry_run
+        self._clock, self._identity = self._parts.clock, self._parts.identity
+        self.pending: dict[str, Pending] = {}
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
         self.expect()
 
     # Messages
 
-    @property
-    def waiting(self) -> int:
-        """How many commands are not decided yet. Any thread may ask."""
-        return len(self._pending)
-
-    @property
-    def may_rest(self) -> bool:
-        """Whether no command is expected now."""
-        return self._clock.monotonic() >= self._rest_from
-
     def expect(self) -> None:
         """Have commands received for AWAIT_SECONDS from now on."""
-        self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
+        self.rest_from = self._clock.monotonic() + AWAIT_SECONDS
         self.look_once()
 
     def look_once(self) -> None:
         """Have the bus looked at once more."""
         if self.receiver:
-            self.receiver.receive_until(self._rest_from)
+            self.receiver.receive_until(self.rest_from)
 
     def _await(self, document: Document | None) -> None:
         """Have commands received while one could be approved or is open, and for a while after that."""
         events = document.events.values() if document else ()
-        is_open = not document or self._pending or self._passed_since
+        is_open = not document or self.pending or self._passed_since
         if is_open or any(map(self.caretaker.rules.may_be_commanded, events)):
             self.expect()
 
     def receive(self, wait_seconds: float) -> None:
         """Wait up to `wait_seconds` for messages, and take those that have arrived."""
         if self.receiver is None:
-            self.parts.stop.wait(wait_seconds)
+            self._parts.stop.wait(wait_seconds)
             return
         fault_of = None
         for message in self.receiver.messages(wait_seconds):
@@ -115,11 +99,11 @@ class Inbox:
                 body,
                 message_id=message.message_id,
                 properties=message.properties,
-                signed_id="" if self.settings.signing_secrets is None else signed_id(message.properties),
+                signed_id="" if self._settings.signing_secrets is None else signed_id(message.properties),
             )
         except ValueError as error:
             known = {"Id": find_id(body, message.properties) or printable(message.message_id)}
-            self.answers.refuse(message, "malformed", str(error), known)
+            self._answers.refuse(message, "malformed", str(error), known)
             return None
         return command
 
@@ -128,17 +112,17 @@ class Inbox:
         command = self._read(message)
         if command is None:
             return
-        record, known = self.answers.record(command.key), self._pending.get(command.key)
-        if self.answers.is_done(command.key):
-            self.answers.repeat(record)
-            self.answers.settle([message], Settlement())
+        record, known = self._answers.record(command.key), self.pending.get(command.key)
+        if self._answers.is_done(command.key):
+            self._answers.repeat(record)
+            self._answers.settle([message], Settlement())
             return
         is_known = known.has(message) if known else record
         if not is_known and (fault := fault_of(message)):
-            self.answers.refuse(message, "bad_signature", fault, command_data(command))
+            self._answers.refuse(message, "bad_signature", fault, command_data(command))
             return
         if known:
-            self._pending[command.key] = known.with_message(message)
+            self.pending[command.key] = known.with_message(message)
             return
         now = self._clock.monotonic()
         pending = Pending(
@@ -148,7 +132,7 @@ class Inbox:
             may_have_waited=message.may_have_waited,
             messages=(message,),
         ).continued(record)
-        self._pending[command.key] = pending
+        self.pending[command.key] = pending
         if policy.is_expired(command, self._clock.now()) and not pending.intended:
             self._answer(pending, dict.fromkeys(pending.open, policy.expired(command)))
 
@@ -160,10 +144,10 @@ class Inbox:
 
     def _signatures(self) -> Callable[[ReceivedMessage], str]:
         """Return what says why a message is not to be trusted, "" if it is, by the secrets as they are now."""
-        if self.settings.signing_secrets is None:
+        if self._settings.signing_secrets is None:
             return lambda _: ""
         try:
-            secrets = check_signing_secrets(self.settings.signing_secrets.read())
+            secrets = check_signing_secrets(self._settings.signing_secrets.read())
         except (OSError, ValueError) as error:
             # no secret is trusted then: whoever empties the file withdraws the old ones
             log.error("the signing secrets cannot be used; every command is refused: %s", error)  # noqa: TRY400
@@ -174,16 +158,22 @@ class Inbox:
 
     # Decisions
 
-    def judge(self, document: Document | None) -> Allowed:
-        """Answer what can be answered by the document, None while there is none; return what is to be POSTed."""
+    def decide(self, document: Document | None) -> None:
+        """Answer what can be answered by the document, None while there is none; POST what is allowed, and answer."""
         self._await(document)
+        allowed = self._allowed(document)
+        if document and not self._is_dry_run:
+            self._post(allowed)
+
+    def _allowed(self, document: Document | None) -> Allowed:
+        """Answer what can be answered; return what is to be POSTed."""
         now, surplus = self._clock.monotonic(), self._surplus()
         self._passed_since = {
             key: at for key, at in self._passed_since.items() if now - at < 2 * PASS_ON_SECONDS
         }
         judged = {
             pending.command.key: self._judge(pending, document, may_wait=number >= surplus)
-            for number, pending in enumerate([*self._pending.values()])
+            for number, pending in enumerate([*self.pending.values()])
         }
         allowed = {key: decisions for key, decisions in judged.items() if decisions}
         fault_of = self._signatures() if allowed else str
@@ -193,7 +183,7 @@ class Inbox:
         self, key: str, allowed: Mapping[str, Decision], fault_of: Callable[[ReceivedMessage], str]
     ) -> Mapping[str, Decision]:
         """Return what may be POSTed of a command; answer one of which no message is to be trusted any more."""
-        pending = self._pending[key]
+        pending = self.pending[key]
         faults = [*map(fault_of, pending.messages)]
         if not all(faults):
             return allowed
@@ -205,12 +195,12 @@ class Inbox:
     def _surplus(self) -> int:
         """Return how many of the oldest commands may not wait for their events."""
         number, left_bytes = 0, MAX_WAITING_BYTES
-        for pending in reversed(self._pending.values()):
+        for pending in reversed(self.pending.values()):
             left_bytes -= sum(len(message.body) for message in pending.messages)
             if left_bytes < 0 or number == MAX_WAITING:
                 break
             number += 1
-        return len(self._pending) - number
+        return len(self.pending) - number
 
     def _vm_name(self) -> str:
         assert self._identity.vm is not None  # noqa: S101 - nothing is judged before it is known
@@ -230,14 +220,14 @@ class Inbox:
             decision = self._decision(
                 pending, event_id, self.caretaker.state if document else None, may_wait=may_wait
             )
-            if decision and decision.outcome == "allowed" and self.dry_run:
+            if decision and decision.outcome == "allowed" and self._is_dry_run:
                 decision = replace(decision, outcome="accepted", detail="dry run: not POSTed")
             if decision:
                 (allowed if decision.outcome == "allowed" else final)[event_id] = decision
             else:
                 self._note_waiting(pending, event_id, document)
         pending = replace(pending, judged_by=-math.inf if allowed or pending.intended else read_at)
-        self._pending[pending.command.key] = pending
+        self.pending[pending.command.key] = pending
         is_elsewhere = all(decision.reason == "other_vm" for decision in final.values())
         if final and not allowed and is_elsewhere and self._pass_on(pending):
             return {}
@@ -290,12 +280,14 @@ class Inbox:
         if state is None or (one is None and self._has_time(pending, may_wait=may_wait)):
             return None
         event, age_seconds = one.event if one else None, self._clock.monotonic() - pending.grace_from
-        grace_until = self._clock.steady() - age_seconds + self.settings.grace_seconds
+        grace_until = self._clock.steady() - age_seconds + self._settings.grace_seconds
         if one and pending.may_have_waited and one.absent_at > grace_until:
             # As if it had been received when it was sent: its sender cannot have known this event.
             detail = "it was sent more than `grace_seconds` before this VM's document had the event"
             return policy.rejected("unknown_event", detail, event)
-        decision = policy.decide_command(event, vm_name=self._vm_name(), policy=self.settings.policy, now=now)
+        decision = policy.decide_command(
+            event, vm_name=self._vm_name(), policy=self._settings.policy, now=now
+        )
         is_allowed = decision.outcome == "allowed"
         if one and (is_allowed or one.event.status == STARTED) and one.is_approved(now):
             return policy.already_approved(one.event)
@@ -306,7 +298,7 @@ class Inbox:
         read_at = self.caretaker.approver.reading.at
         if not may_wait:
             return read_at < pending.grace_from
-        is_in_grace = self._clock.monotonic() - pending.grace_from < self.settings.grace_seconds
+        is_in_grace = self._clock.monotonic() - pending.grace_from < self._settings.grace_seconds
         return is_in_grace or read_at < pending.arrived_at
 
     def _pass_on(self, pending: Pending) -> bool:
@@ -314,9 +306,9 @@ class Inbox:
 
         What this VM has POSTed or answered, if only a part of it, stays here.
         """
-        is_shared = bool(self.settings.queue) and not self.settings.session
+        is_shared = bool(self._settings.queue) and not self._settings.session
         names_this_vm = pending.command.vm and not policy.names_other_vm(pending.command, self._vm_name())
-        if not is_shared or names_this_vm or self.answers.record(pending.command.key):
+        if not is_shared or names_this_vm or self._answers.record(pending.command.key):
             return False
         now = self._clock.monotonic()
         # not since the broker accepted it: the VM's clock may be wrong, and no other VM would get it then
@@ -325,38 +317,30 @@ class Inbox:
         if age_seconds >= (PASS_ON_MANY_SECONDS if are_many else PASS_ON_SECONDS):
             del self._passed_since[pending.command.key]
             return False
-        self.answers.settle(pending.messages, Settlement(is_released=True))
-        del self._pending[pending.command.key]
+        self._answers.settle(pending.messages, Settlement(is_released=True))
+        del self.pending[pending.command.key]
         return True
 
     # POSTs
 
-    def arrivals(self, allowed: Allowed) -> Mapping[str, float]:
-        """Return the EventIds in lower case that are to be POSTed, each with when its command arrived, monotonic."""
-        return {
-            event_id.lower(): self._pending[key].arrived_at
-            for key, ids in allowed.items()
-            for event_id in ids
-        }
-
-    def intend(self, allowed: Allowed, chosen: Mapping[str, EventState]) -> Mapping[str, Pending]:
-        """Record which events, by their EventIds in lower case, are POSTed; return the commands as they were."""
+    def _post(self, allowed: Allowed) -> None:
+        """Have events POSTed, also those that auto rules want, once it is recorded, and answer by what IMDS says."""
+        pending = self.pending
+        arrivals = {one.lower(): pending[key].arrived_at for key, ids in allowed.items() for one in ids}
+        chosen = self.caretaker.choose(arrivals)
+        if not chosen:
+            return
         before, at = dict[str, Pending](), self._clock.steady()
         for key, decisions in allowed.items():
             if mine := [event_id for event_id in map(str.lower, decisions) if event_id in chosen]:
-                pending = before[key] = self._pending[key]
+                before[key] = pending[key]
                 judged = {event_id: (chosen[event_id].stay.id, at) for event_id in mine}
-                self._update(replace(pending, intended={**judged, **pending.intended}))
-        return before
-
-    def learn(self, posted: Posted, allowed: Allowed, before: Mapping[str, Pending]) -> None:
-        """Answer what IMDS has decided of the commands that were recorded for a POST."""
-        for key, pending in before.items():
-            if (
-                posted.is_refused
-            ):  # an earlier POST, whose outcome is not known, may have been applied all the same
-                self._update(pending)
-            self._answer_posted(self._pending[key], allowed[key], posted.decided)
+                self._update(replace(pending[key], intended={**judged, **pending[key].intended}))
+        posted = self.caretaker.post(chosen)
+        for key, one in before.items():
+            if posted.is_refused:  # an earlier POST may have been applied all the same
+                self._update(one)
+            self._answer_posted(pending[key], allowed[key], posted.decided)
 
     def _answer_posted(
         self, pending: Pending, allowed: Mapping[str, Decision], by_imds: Mapping[str, Decision]
@@ -369,13 +353,13 @@ class Inbox:
                 detail = made.detail or decision.detail or self._program_had(event_id.lower())
                 final[event_id] = replace(made, detail=detail)
         if any(one.outcome == "accepted" for one in final.values()):
-            self.parts.meter.approved(self._clock.monotonic() - pending.arrived_at)
+            self._parts.meter.approved(self._clock.monotonic() - pending.arrived_at)
         self._answer(pending, final)
 
     def _program_had(self, key: str) -> str:
         """Return what is missing of the program that is to prepare an event, "" if nothing is."""
         one = self.caretaker.state.events.get(key)
-        if one is None or not one.is_unprepared or self.dry_run:
+        if one is None or not one.is_unprepared or self._is_dry_run:
             return ""
         return "its program had failed" if one.run in one.failed else "its program had not ended"
 
@@ -390,8 +374,8 @@ class Inbox:
         self._update(pending)
         if not pending.open:
             unanswered = pending.unanswered
-            self.answers.settle(pending.messages, dead_letter(unanswered) if unanswered else Settlement())
-            del self._pending[pending.command.key]
+            self._answers.settle(pending.messages, dead_letter(unanswered) if unanswered else Settlement())
+            del self.pending[pending.command.key]
 
     def _answered(self, pending: Pending, event_id: str, decision: Decision) -> Pending:
         """Answer with a receipt, unless it is a rejection beyond the limit: a flood may cause those."""
@@ -399,10 +383,10 @@ class Inbox:
         known = self.caretaker.state.events.get(key)
         if known and not decision.event:  # as last seen, so that people read what it is
             decision = replace(decision, event=known.event)
-        if decision.outcome == "rejected" and not self.answers.allows_rejection(decision.reason):
+        if decision.outcome == "rejected" and not self._answers.allows_rejection(decision.reason):
             pending = replace(pending, unanswered=decision)
         else:
-            receipt = self.answers.add(decision, event_id, command_data(command), key=command.key)
+            receipt = self._answers.add(decision, event_id, command_data(command), key=command.key)
             log.info(
                 "command %s for %s: %s",
                 *(decision.outcome, event_id, decision.reason),
@@ -414,6 +398,6 @@ class Inbox:
     def _update(self, pending: Pending) -> None:
         """Remember and record a command's progress; rejections without a receipt leave no record."""
         key, record = pending.command.key, pending.record
-        self._pending[key] = pending
-        if any(record.values()) or self.answers.record(key):
-            self.answers.put(key, record, is_done=not pending.open)
+        self.pending[key] = pending
+        if any(record.values()) or self._answers.record(key):
+            self._answers.put(key, record, is_done=not pending.open)

@@ -52,9 +52,7 @@ class Listener:
         self._caretaker = Caretaker(
             self.parts, self.settings, self._answers, dry_run=self.dry_run, make_run=self.make_run
         )
-        self._inbox = Inbox(
-            self.parts, self.settings, self.receiver, self._answers, self._caretaker, dry_run=self.dry_run
-        )
+        self._inbox = Inbox(self.receiver, self._caretaker)
 
     def run(self) -> None:
         """Decide until the stop; messages that are not decided by then are delivered again."""
@@ -71,13 +69,13 @@ class Listener:
 
     def is_busy(self) -> bool:
         """Return whether a program runs; no more once `run` has ended. Any thread may call it."""
-        return self._caretaker.is_running
+        return bool(self._caretaker.runs)
 
     @property
     def wait_seconds(self) -> float:
         """How long the next pass may wait for messages."""
-        pass_seconds = READ_EVERY_SECONDS if self._inbox.may_rest else PASS_SECONDS
-        approver = self._caretaker.approver
+        may_rest, approver = self._clock.monotonic() >= self._inbox.rest_from, self._caretaker.approver
+        pass_seconds = READ_EVERY_SECONDS if may_rest else PASS_SECONDS
         return min(pass_seconds, approver.newer_in_seconds, approver.call_in_seconds)
 
     def run_once(self, wait_seconds: float) -> None:
@@ -97,7 +95,7 @@ class Listener:
         identity = self._identity
         document = None if identity.resolved else self._caretaker.approver.reading.document
         identity.resolve(at_once=bool(document and document.events))
-        is_free = not (identity.resolved and (self._inbox.waiting or self._caretaker.is_running))
+        is_free = not (identity.resolved and (self._inbox.pending or self._caretaker.runs))
         if is_free and self._bridge_events.follow_name():
             self._inbox.expect()
 
@@ -108,14 +106,8 @@ class Listener:
         self._caretaker.look()
         if approver.reading is not last or not self._identity.vm:
             self._identify()  # which may take a second, and so comes after what prepares the VM
-        known = self._caretaker.look()
-        document = known if self._identity.resolved else None
-        allowed = self._inbox.judge(document)
-        if not document or self.dry_run:
-            return
-        if chosen := self._caretaker.choose(self._inbox.arrivals(allowed)):
-            before = self._inbox.intend(allowed, chosen)
-            self._inbox.learn(self._caretaker.post(chosen), allowed, before)
+        document = self._caretaker.look()
+        self._inbox.decide(document if self._identity.resolved else None)
 
     def status(self) -> ListenStatus:
         """Return what the status file shows of the listener."""
@@ -128,7 +120,7 @@ class Listener:
             clock_ahead_seconds=imds.clock_ahead_seconds,
             last_error=caretaker.last_error or None,
             last_good_at=iso_utc(good_time) if good_time else None,
-            waiting_commands=self._inbox.waiting,
+            waiting_commands=len(self._inbox.pending),
             dry_run=self.dry_run,
             out_of_work=caretaker.out_of_work(),
             auto=caretaker.auto(),

@@ -507,7 +507,7 @@ held_back = step._held_back
         ((step, "_stands"), lambda one, _: one.is_scheduled, 0),
         ((step, "_held"), lambda *_, **__: None, 0),
         ((step, "_held_back"), beside, 3),
-        ((step, "_type"), lambda _: "", 21),
+        ((step, "_type"), lambda _: "", 12),
         ((step, "_failed"), never_again, 1),
         ((State, "dump_owed"), lambda _: [], 0),
         ((Rules, "may_name_this_vm"), Rules.names_this_vm, 6),
