@@ -117,7 +117,7 @@ class Inbox:
             self._answers.repeat(record)
             self._answers.settle([message], Settlement())
             return
-        is_known = known.has(message) if known else record
+        is_known = record or (known and known.has(message))
         if not is_known and (fault := fault_of(message)):
             self._answers.refuse(message, "bad_signature", fault, command_data(command))
             return

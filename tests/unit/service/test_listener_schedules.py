@@ -383,9 +383,9 @@ class Commands:
 
     @property
     def known(self) -> Collection[str]:
-        """The events of the last document that the listener has read."""
-        document = self.rig.listener._caretaker.state.document
-        return document.events if document else ()
+        """The events of the last document that the listener has read, or before the first one remembers."""
+        state = self.rig.listener._caretaker.state
+        return state.document.events if state.document else state.events
 
     def _run(self, seconds: float) -> None:
         try:

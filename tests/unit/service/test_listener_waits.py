@@ -303,8 +303,9 @@ def test_a_decided_command_that_comes_again_after_a_rotation_has_its_old_receipt
     assert (first["id"], first["data"]["Reason"]) == (again["id"], "approved")
 
 
-def test_a_forged_copy_of_a_command_in_progress_is_refused_and_changes_nothing(signed: ListenerRig) -> None:
+def test_a_forged_copy_of_a_command_that_waits_is_refused_and_changes_nothing(signed: ListenerRig) -> None:
     signed.imds.fail(503)
+    signed.run(3)
     send_signed(signed, wait=2)
     send_signed(signed, wait=2, secret=OTHER_SECRET)
     assert (signed.reasons(), signed.dead_letter_reasons) == (["bad_signature"], ["bad_signature"])
