@@ -165,6 +165,8 @@ class Caretaker:
         sent = [self.state.events[key] for key in chosen]
         posted = self.approver.post(sent, self._limit_seconds(sent[0]))
         stays = posted.stays
+        if not posted.decided:  # a notice may have come meanwhile
+            self.approver.want_newer(self._clock.monotonic())
         if posted.is_refused:  # an earlier POST may have been applied all the same
             stays = {
                 key: replace(one, is_intended=chosen[key].stay.is_intended) for key, one in stays.items()

@@ -175,7 +175,7 @@ def test_while_a_post_has_no_answer_another_event_has_its_program_within_one_and
 
     auto.imds.bad[first] = on_post
     auto.run(30)
-    assert at[1] - announced[0] <= 1.5 + 0.25
+    assert at[1] - announced[0] <= 1.5
     auto.end_programs(wait=60)
     assert auto.reasons().count("approved") == 2
 
