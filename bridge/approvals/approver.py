@@ -9,14 +9,14 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from http import HTTPStatus
 from operator import itemgetter
 
 from bridge.approvals.policy import Decision
 from bridge.approvals.state import EventState, Stay, Tries
 from bridge.errors import ImdsError
-from bridge.imds.client import CALL_SECONDS, ImdsClient
+from bridge.imds.client import ImdsClient
 from bridge.imds.document import Document, parse_document
 from bridge.runtime.time import Clock
 
@@ -29,6 +29,7 @@ EARLY_SECONDS = 0.25  # how long before its POST is possible a document may be r
 PAUSE_SECONDS = 1.0  # after a 429 without Retry-After
 # An event whose POST has failed waits for 1 s, then for 2 s; four times as long as the POST took if that is more.
 AGAIN_SECONDS, AGAIN_FACTOR, AGAIN_LIMIT_SECONDS = 2.0, 4.0, 30.0
+_AT_ONCE = datetime.min.replace(tzinfo=UTC)  # an event without NotBefore
 CALLS_PER_SECOND = 3  # of the five that IMDS allows this VM; `forward` needs one or two
 
 
@@ -169,14 +170,19 @@ class ImdsApprover:
                 pause = max(PAUSE_SECONDS, pause)
             self._budget = replace(self._budget, paused_until=self.clock.monotonic() + pause)
 
-    def post(self, events: Sequence[EventState]) -> Posted:
-        """POST the approval of events."""
-        began = self.clock.monotonic()
+    def post(self, events: Sequence[EventState], limit_seconds: float) -> Posted:
+        """POST the approval of events; IMDS answers as well to one that is repeated."""
+        began, document = self.clock.monotonic(), self.reading.document
         self._budget = replace(self._budget, error="")
+        for event in (one.event for one in events):
+            given = event.raw.get("EventType"), ", ".join(event.resources)
+            log.info("approving %s of %s", *given, extra={"event_id": event.event_id})
+        event_ids = [one.event.event_id for one in events]
+        incarnation = document.raw.get("DocumentIncarnation") if document else None
         try:
-            self._approve(events)
+            self.imds.approve(event_ids, incarnation=incarnation, limit_seconds=limit_seconds)
         except ImdsError as error:
-            log.warning("the POST has failed: %s", error)
+            log.warning("no good answer to the POST: %s", error)
             return self._failed(events, error, self.clock.monotonic() - began)
         now = self.clock.now()
         decided, stays = dict[str, Decision](), dict[str, Stay]()
@@ -191,6 +197,8 @@ class ImdsApprover:
         if error.status == HTTPStatus.TOO_MANY_REQUESTS:
             self._pause(error)
             self._budget = replace(self._budget, error=str(error))
+            if len(events) > 1:  # one alone may pass
+                stays = {key: self._tried(stay, error, 0.0, len(events)) for key, stay in stays.items()}
             return Posted(stays=stays, is_refused=True)
         if error.status == HTTPStatus.BAD_REQUEST and len(events) == 1:  # a retry cannot help
             event = events[0].event
@@ -210,20 +218,16 @@ class ImdsApprover:
         next_at = self.clock.monotonic() + wait_seconds
         return replace(stay, tries=Tries(error=str(error), count=count, next_at=next_at))
 
-    def _approve(self, events: Sequence[EventState]) -> None:
-        document = self.reading.document
-        for event in (one.event for one in events):
-            given = event.raw.get("EventType"), ", ".join(event.resources)
-            log.info("approving %s of %s", *given, extra={"event_id": event.event_id})
-        tries = events[0].stay.tries
-        limit_seconds = min(CALL_SECONDS, 2.0**tries.count) if tries else CALL_SECONDS
-        event_ids = [one.event.event_id for one in events]
-        incarnation = document.raw.get("DocumentIncarnation") if document else None
-        self.imds.approve(event_ids, incarnation=incarnation, limit_seconds=limit_seconds)
-
 
 def choose(wanted: Collection[EventState], at: float) -> list[EventState]:
-    """Choose the events of the next POST: all that were never tried, else one that is due again at an instant."""
-    due = [(tries.next_at, one) for one in wanted if (tries := one.stay.tries) and tries.next_at <= at]
+    """Choose the events of the next POST: all that were never tried, else one that is due at an instant.
+
+    It is the most urgent of those that have failed least often.
+    """
+    due = [
+        (tries.count, one.event.not_before or _AT_ONCE, one)
+        for one in wanted
+        if (tries := one.stay.tries) and tries.next_at <= at
+    ]
     untried = [one for one in wanted if not one.stay.tries]
-    return untried or [one for _, one in sorted(due, key=itemgetter(0))[:1]]
+    return untried or [one for *_, one in sorted(due, key=itemgetter(0, 1))[:1]]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Literal
 
 from bridge.approvals.policy import auto_wait_seconds, denial, matches, may_approve
 from bridge.approvals.state import Argv, EventState, Place, Program, Verdict
 from bridge.approvals.turns import Order, deadline, takes_turns, vms_of
 from bridge.config.approvals import ApprovalSettings, AutoSettings
-from bridge.imds.document import ADVISORY, Document, ScheduledEvent, is_among
+from bridge.imds.document import ADVISORY, SCHEDULED, Document, ScheduledEvent, fold_name
 from bridge.runtime.program import Result
 
 UNKNOWN_TIMEOUT_SECONDS = 600.0  # of a `recover` that no rule names any more
@@ -33,6 +32,11 @@ class Rules:
     boot: str
     is_dry_run: bool = False
 
+    def may_be_commanded(self, event: ScheduledEvent) -> bool:
+        """Return whether a command could approve an event now."""
+        is_in_scope = self.settings.policy.scope == "group" or self.names_this_vm(event)
+        return self.settings.has_bus and event.status == SCHEDULED and is_in_scope
+
     @property
     def recovers(self) -> Mapping[Argv, Argv]:
         """The `recover` of each `run` that has one."""
@@ -45,7 +49,7 @@ class Rules:
 
     def names_this_vm(self, event: ScheduledEvent) -> bool:
         """Return whether an event names this VM."""
-        return is_among(self.vm_name, event.resources)
+        return fold_name(self.vm_name) in event.vms
 
     def may_name_this_vm(self, event: ScheduledEvent) -> bool:
         """Return whether an event names this VM, as far as is known."""
@@ -63,7 +67,8 @@ class Seen:
         steady: the same in steady seconds.
         now: the same as a time of day.
         ended: how programs have ended.
-        request: what `imds-bridge recover` asks for, "" for nothing.
+        request: of `imds-bridge recover`: "" for none, "try", or "done" and since when the VM was out of work then.
+        is_confirmed: this VM's name is proven, or instance data has failed for so long that `recover` may run.
         is_lost: it is not known which programs were started, as records were lost.
     """
 
@@ -73,16 +78,23 @@ class Seen:
     steady: float
     now: datetime
     ended: Mapping[Place, Result] = field(default_factory=dict)
-    request: Literal["", "try", "done"] = ""
+    request: str = ""
+    is_confirmed: bool = True
     is_lost: bool = False
 
 
 def with_rule(one: EventState, seen: Seen) -> EventState:
     """Return an event with the rule that decides about it, or why there is none."""
     found = _first_rule(one.event, seen) if one.may_be_prepared else ""
-    rule, why = (None, found) if isinstance(found, str) else (found, "")
+    rule, why = (None, found) if isinstance(found, str) else (_begun(one, found, seen), "")
     is_told = seen.rules.settings.auto and seen.rules.names_this_vm(one.event)
     return replace(one, rule=rule, verdict=Verdict(why=why if is_told else ""))
+
+
+def _begun(one: EventState, rule: AutoSettings, seen: Seen) -> AutoSettings:
+    """Return the rule that has prepared the VM for an event, if the one that matches now would do it once more."""
+    others = (other for other in seen.rules.settings.auto if other.run in one.prepared)
+    return next((other for other in others if rule.recover and other.recover == rule.recover), rule)
 
 
 def _first_rule(event: ScheduledEvent, seen: Seen) -> AutoSettings | str:
@@ -147,7 +159,7 @@ def _approve(one: EventState, rule: AutoSettings, order: Order, seen: Seen) -> V
     if _waits_for_turn(one, rule):
         return _behind_others(one, rule, order, done)
     wait_seconds = auto_wait_seconds(event, vm_name=seen.rules.vm_name, group=rule.group)
-    if not rule.run and (wait_seconds is None or seen.at - one.stay.since < wait_seconds):
+    if not rule.run and (wait_seconds is None or seen.steady - one.stay.since < wait_seconds):
         return Verdict(why="the VMs before this one in Resources approve it first")
     if rule.max_unavailable and takes_turns(event) and (behind := order.first_beside(event, rule)):
         return Verdict(why=f"{done}approval waits", behind=behind)

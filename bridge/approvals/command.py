@@ -120,6 +120,7 @@ def parse_command(
     data: Json = given
     if "specversion" in given:
         _check_type(given)
+        _check_place(given, "beside data")
         data = _data(given)
         command_id, source = printable(given.get("id")), printable(given.get("source"))
         if not isinstance(data, dict):
@@ -182,6 +183,7 @@ def _event_ids(data: Mapping[str, Json]) -> tuple[str, ...]:
         requests = [one for one in given if isinstance(one, dict)]
         for one in requests:
             _check_names(one)
+            _check_place(one, "inside StartRequests")
         given = [one.get("EventId") for one in requests] + [None] * (len(given) - len(requests))
     if not given or len(given) > MAX_EVENT_IDS:
         raise ValueError(f"{len(given)} EventIds, expected 1 to {MAX_EVENT_IDS}")
@@ -197,6 +199,13 @@ def _check_names(data: Mapping[str, Json]) -> None:
     for name in data:
         if name not in _KNOWN and (meant := known.get(name.lower())):
             raise ValueError(f"{_show(name)}, expected {meant}: letter case matters")
+
+
+def _check_place(found: Mapping[str, Json], where: str) -> None:
+    """Refuse a restriction where it would restrict nothing."""
+    for name, value in found.items():
+        if name.lower() in ("vm", "expiresat") and value is not None:
+            raise ValueError(f"{_show(name)} {where}, expected it beside the EventIds")
 
 
 def _vm(value: Json) -> str:

@@ -62,11 +62,11 @@ class Pending:
         """Return the command with what an earlier process, or an earlier delivery, has recorded."""
         if not record:
             return self
-        # the version before stored the stay alone, which no event has now
-        intended = {
-            key: one if isinstance(one, list) else (one, 0.0) for key, one in record["intended"].items()
-        }
-        return replace(self, receipts=record["receipts"], intended=intended)
+        return replace(self, receipts=record["receipts"], intended=record["intended"])
+
+    def has(self, message: ReceivedMessage) -> bool:
+        """Return whether a message is one that carried it, delivered again."""
+        return message.sequence_number in {one.sequence_number for one in self.messages}
 
     def with_message(self, message: ReceivedMessage) -> Pending:
         """Return the command with another message, or the same one again: its last delivery is settled."""

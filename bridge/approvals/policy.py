@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bridge.approvals.command import Command
 from bridge.config.approvals import Criterion, PolicySettings, RuleSettings
-from bridge.contract.types import ReceiptReason, is_new_type
+from bridge.contract.types import ReceiptReason, is_known_type
 from bridge.imds.document import ADVISORY, SCHEDULED, STARTED, ScheduledEvent, fold_name, is_among
 
 Outcome = Literal["allowed", "accepted", "rejected", "failed"]
@@ -55,7 +55,7 @@ def expired(command: Command, imds_error: str = "") -> Decision:
 
 def not_recorded(event: ScheduledEvent | None) -> Decision:
     """Return the decision for an event that is no longer Scheduled since a POST whose outcome is unknown."""
-    detail = "it may have been POSTed to IMDS, and is no longer Scheduled; the outcome was not recorded"
+    detail = "it may have been POSTed to IMDS, and is no longer Scheduled; IMDS's answer is not known"
     return Decision(outcome="accepted", reason="not_recorded", detail=detail, event=event)
 
 
@@ -137,8 +137,8 @@ def matches(
 
 
 def may_approve(rule: RuleSettings, event: ScheduledEvent) -> bool:
-    """Return whether a rule that matches may approve an event: one of an unknown type only if it names that."""
-    return bool(rule.event_type) or not is_new_type(event.raw.get("EventType"))
+    """Return whether a rule that matches may approve an event: one whose type is not known only if it names that."""
+    return bool(rule.event_type) or is_known_type(event.raw.get("EventType"))
 
 
 def auto_wait_seconds(event: ScheduledEvent, *, vm_name: str, group: bool) -> float | None:

@@ -5,8 +5,7 @@ A program is known by its command line: what `run` prepares and `recover` puts b
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import attrgetter
@@ -23,7 +22,10 @@ Place = str | Argv
 """What a program is for: an event, by its EventId in lower case, or the VM's work, by its own command line."""
 T = TypeVar("T")
 Memory = Annotated[T, Field(exclude=True)]
-"""What is known only while the process runs; all else of an event and of what is owed is stored."""
+"""What is known only while the process runs; all else of an event and of what is owed is stored.
+
+Why a kill may forget it is said with each field.
+"""
 _Event = Annotated[
     ScheduledEvent, PlainSerializer(attrgetter("raw")), PlainValidator(lambda raw: ScheduledEvent(raw=raw))
 ]
@@ -57,9 +59,10 @@ class Stay:
         is_posted: it may have been POSTed, for a command or a rule.
         is_intended: it may have been POSTed for a rule, and the outcome is not known.
         told: the receipts that rules have given for it.
-        since: when this process saw it first, monotonic.
-        is_settled: IMDS has answered a POST of this process, and no rule sends another.
-        tries: those of its POST that failed, None if the last one did not.
+        since: when it was seen first, in steady seconds.
+        is_settled: IMDS has answered a POST of this process, and no rule sends another; after a kill a rule sends one
+            more, to which IMDS gives the same answer.
+        tries: those of its POST that failed, None if the last one did not; after a kill the next may be sent at once.
     """
 
     id: str = field(default_factory=lambda: uuid4().hex)
@@ -67,7 +70,7 @@ class Stay:
     is_posted: bool = False
     is_intended: bool = False
     told: _Names = frozenset()
-    since: Memory[float] = -math.inf
+    since: float = 0.0
     is_settled: Memory[bool] = False
     tries: Memory[Tries | None] = None
 
@@ -99,11 +102,11 @@ class EventState:
         unreadable: how many entries could not be read of the document that showed it last.
         sight: whether the last document shows it, may have it in an entry that cannot be read, or lacks it.
         missing_until: until when it may come back after a reset, in steady seconds; None if there was none.
-        absent_at: when the last document without it was read, monotonic.
-        next_since: since when it is next to get a turn, monotonic; None if it is not.
-        failed: the programs that have failed since.
-        rule: the auto rule that decides about it.
-        verdict: what that makes of it.
+        absent_at: when the last document without it was read, in steady seconds; 0 if none is known.
+        next_since: since when it is next to get a turn, monotonic; None if it is not. After a kill it settles again.
+        failed: the programs that have failed since; after a kill they run again at once.
+        rule: the auto rule that decides about it, which each document shows.
+        verdict: what that makes of it, likewise.
     """
 
     event: _Event
@@ -113,7 +116,7 @@ class EventState:
     unreadable: int = 0
     sight: Literal["shown", "unread", "missing"] = "shown"
     missing_until: float | None = None
-    absent_at: Memory[float] = -math.inf
+    absent_at: float = 0.0
     next_since: Memory[float | None] = None
     failed: Memory[Mapping[Argv, Tries]] = field(default_factory=dict)
     rule: Memory[AutoSettings | None] = None
@@ -181,12 +184,15 @@ class Owed:
         run: the last of them, by which a rule is found whose `recover` was changed.
         boot: the boot in which that was.
         event: the last event that one was started for; None if that is lost.
-        keys: the EventIds in lower case that one was started for since the last recovery began.
+        keys: the EventIds in lower case that one was started for since the VM was last put back.
         is_other_vms: another VM owed it, whose disk this one has.
-        tries: how often `recover` has failed in this process; None if the last one did not.
-        told: for which reasons `outofwork` was published.
-        idle_since: since when no event is left for which the VM has to be out of work, monotonic.
-        held_by: the event that stands or the program that runs, "" for none: `recover` cannot be started.
+        tries: how often `recover` has failed in this process, which after a kill runs it again at once; None if the
+            last one did not.
+        told: for which reasons `outofwork` was published; after a kill, what is still so is published once more.
+        idle_since: since when no event is left for which the VM has to be out of work, monotonic; the next process
+            counts from its own first try.
+        held_by: the event that stands or the program that runs, which each document shows, "" for none: `recover`
+            cannot be started.
     """
 
     recover: Argv
@@ -217,19 +223,21 @@ class State:
 
     Attributes:
         document: the last one, None before the first.
-        at: when it was read, monotonic.
+        at: when it was read, in steady seconds, by this process or the one before; 0 if that is not known.
         incarnation: of the last document that had one.
         boot: the boot in which it was read.
         events: what is known of each event by its EventId in lower case; those that are missing come last.
+        absent: of events that were not stored as a whole, `absent_at`, before the first document.
         programs: those that have not ended.
         owed: what each `recover` has to put back, by its command line.
     """
 
     document: Document | None = None
-    at: float = -math.inf
+    at: float = 0.0
     incarnation: int | None = None
     boot: str = ""
     events: Mapping[str, EventState] = field(default_factory=dict)
+    absent: Mapping[str, float] = field(default_factory=dict)
     programs: Mapping[Place, Program] = field(default_factory=dict)
     owed: Mapping[Argv, Owed] = field(default_factory=dict)
 
@@ -238,15 +246,28 @@ class State:
         new = {key: replace(self.events[key], stay=stay) for key, stay in stays.items()}
         return replace(self, events={**self.events, **new})
 
-    def dump(self) -> dict[str, Any]:
-        """Return what is stored, but for what is owed, of the events as far as there is something to remember."""
+    def dump(self, may_be_commanded: Callable[[ScheduledEvent], bool]) -> dict[str, Any]:
+        """Return what is stored, but for what is owed: events of which there is something to remember.
+
+        Of those that a command could approve it is at least since when they are there, by which stale ones are known.
+        """
         owed_for = frozenset[str]().union(*(owed.keys for owed in self.owed.values()))
         events = {
             key: one
             for key, one in self.events.items()
-            if one.has_turn or one.prepared or one.stay.is_posted or one.stay.told or key in owed_for
+            if one.has_turn
+            or one.verdict.why
+            or one.prepared
+            or one.stay.is_posted
+            or one.stay.told
+            or key in owed_for
         }
-        return {"boot": self.boot, "events": EVENTS.dump_python(events, mode="json")}
+        absent = {
+            key: one.absent_at
+            for key, one in self.events.items()
+            if key not in events and may_be_commanded(one.event)
+        }
+        return {"boot": self.boot, "events": EVENTS.dump_python(events, mode="json"), "absent": absent}
 
     def dump_owed(self) -> Any:
         """Return what is stored of what is owed."""

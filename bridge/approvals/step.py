@@ -30,6 +30,7 @@ from bridge.approvals.turns import deadline, give_turns
 from bridge.config.approvals import AutoSettings
 from bridge.imds.diff import GRACE_SECONDS, is_reset
 from bridge.imds.document import STARTED, ScheduledEvent
+from bridge.runtime.time import iso_utc
 
 AGAIN_SECONDS = 5.0  # before a program that has failed runs again, doubled each time up to the limit
 AGAIN_LIMIT_SECONDS = 300.0
@@ -85,7 +86,7 @@ def _follow(before: State, seen: Seen, to: Carrier) -> State:
         }
         before = replace(before, events=known, boot=seen.rules.boot, incarnation=None)
     if seen.is_lost and before.document is None:  # what is stored may be older than the last recovery
-        stay = Stay(since=seen.at)
+        stay = Stay(since=seen.steady)
         old = {key: replace(one, prepared={}, stay=stay) for key, one in before.events.items()}
         before = replace(before, events=old)
     has_reset = is_reset(before.incarnation, document.incarnation)
@@ -100,16 +101,18 @@ def _follow(before: State, seen: Seen, to: Carrier) -> State:
     return replace(
         before,
         document=document,
-        at=seen.at,
+        at=seen.steady,
         incarnation=before.incarnation if document.incarnation is None else document.incarnation,
         events=events,
+        absent={},
     )
 
 
 def _shown(known: EventState | None, event: ScheduledEvent, before: State, seen: Seen) -> EventState:
     """Return what is known of an event that is new, still there, or there again."""
     unreadable = len(seen.document.invalid_entries)
-    new = EventState(event=event, stay=Stay(since=seen.at), unreadable=unreadable, absent_at=before.at)
+    absent_at = before.absent.get(event.key, before.at)
+    new = EventState(event=event, stay=Stay(since=seen.steady), unreadable=unreadable, absent_at=absent_at)
     if known is None:
         return new
     was_missing = known.sight == "missing"
@@ -313,18 +316,18 @@ def _start(one: EventState, rule: AutoSettings, state: State, seen: Seen) -> tup
 def _put_back(state: State, seen: Seen, to: Carrier) -> State:
     """Start each `recover` once no event needs the VM out of work, or do what `imds-bridge recover` asks for."""
     owed, programs = _owed(state, seen), dict(state.programs)
+    done = f"done {min((iso_utc(one.since) for one in owed.values()), default='')}"  # since then, not once before
     for recover, known in [*owed.items()]:
         one = _held_back(known, state, seen)
-        if seen.request and not one.held_by:
+        if seen.request in ("try", done) and not one.held_by:
             one = replace(one, tries=None, is_other_vms=False)
-            if seen.request == "done":
+            if seen.request == done:
                 del owed[recover]
                 to.recovered(one, fault="", seconds=None, is_last=not owed)
                 continue
         if one.is_other_vms and not one.held_by:
             one = _told(one, "OtherVm", "this disk comes from a VM that was out of work", to)
         elif not one.held_by and not (one.tries and one.tries.next_at > seen.at):
-            one = replace(one, keys=frozenset())  # so nothing is prepared any more that it puts back
             programs[recover] = Program(
                 argv=recover,
                 recover=recover,
@@ -366,6 +369,8 @@ def _held_back(one: Owed, state: State, seen: Seen) -> Owed:
     elif program:
         name, is_it = program.argv[0], program.argv == one.recover
         held_by = f"{name} runs" if is_it else f"until {name} has ended"
+    elif not seen.is_confirmed:
+        held_by = "until instance data says which VM this is, or fails for a minute"
     idle_since = seen.at if one.idle_since is None else one.idle_since
     return replace(one, held_by=held_by, idle_since=None if event else idle_since)
 

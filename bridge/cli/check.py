@@ -41,7 +41,7 @@ from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
 from bridge.service.composition import relay_settings
 from bridge.service.parts import build_sinks, sinks_of
-from bridge.service.status import SILENT_SECONDS, age_of, clock_faults, find_unready
+from bridge.service.status import SILENT_SECONDS, age_of, clock_faults, find_urgent
 from bridge.sinks.base import Inconclusive, Sink
 
 _EPILOG = """\
@@ -172,7 +172,8 @@ def _units(config: Config) -> Iterator[Finding]:
 def _states(config: Config) -> Iterator[Finding]:
     for role in configured_roles(config):
         folder = StateFolder(config.state_dir / role)
-        found = [*_guarded(f"state {role}", "state_dir", map(_state, [folder]))]
+        judged = (_state(one, config.path) for one in [folder])
+        found = [*_guarded(f"state {role}", "state_dir", judged)]
         yield from found
         if all(one.result != "FAIL" for one in found):
             yield from _guarded(f"outbox {role}", "state_dir", _trial(folder, sinks_of(config, role)))
@@ -200,7 +201,7 @@ def _existing(path: Path) -> Path:
     return next(one for one in (path, *path.parents) if one.exists())
 
 
-def _state(folder: StateFolder) -> Finding:
+def _state(folder: StateFolder, path: Path | None = None) -> Finding:
     """Try to write where the state is, look for damage, and report what the process there says of itself."""
     name = f"state {folder.path.name}"
     try:
@@ -215,21 +216,33 @@ def _state(folder: StateFolder) -> Finding:
         return Finding(name, "warn", log)
     holder = folder.owner()
     if holder is None:
+        if any(text.endswith(" and runs") for text, *_ in find_units(folder.path.parent, folder.path.name)):
+            remedy = (
+                "let the unit's user write there, and see the `state_dir` of the file that the unit names"
+            )
+            return Finding(
+                name, "FAIL", f"{folder.path}: the unit runs, and does not hold this state", remedy
+            )
         return Finding(name, "ok", str(folder.path))
-    if faults := list(_faults_of_process(folder.read_status())):
+    status = folder.read_status()
+    if faults := list(_faults_of_process(status)):
         remedy = "it tries again on its own; look into its log, and restart it if the cause is gone"
         return Finding(name, "FAIL", f"{folder.path}: {holder}: {'; '.join(faults)}", remedy)
+    loaded = status.config if status else ""
+    if path and loaded and os.path.realpath(str(loaded)) != os.path.realpath(path):
+        message = f"{holder} has loaded {loaded}, and this is about {path}"
+        return Finding(name, "warn", message, f"imds-bridge check --config {loaded}")
     return Finding(name, "ok", f"{folder.path}, locked by {holder}")
 
 
 def _faults_of_process(status: Status | None) -> Iterator[str]:
-    """Yield why a process that runs cannot do its work; nothing is known before its first status."""
+    """Yield what a process that runs says is wrong with it; nothing is known before its first status."""
     if status is None:
         return
     now = datetime.now(UTC)
     if (age_seconds := age_of(status.written_at, now) or 0) > SILENT_SECONDS:
         yield f"has not written its status for {age_seconds:.0f} s"
-    yield from find_unready(status, now)
+    yield from find_urgent(status, now)
 
 
 def _find_damage(folder: StateFolder) -> str | None:
@@ -430,8 +443,7 @@ def _remedy(error: object, section: str) -> str:
 
 
 def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:
-    programs = {program for rule in settings.auto for program in (rule.run, rule.recover) if program}
-    for fault in filter(None, map(find_fault, programs)):
+    for fault in filter(None, map(find_fault, settings.programs)):
         remedy = "correct it, or the auto rule: its events would not be approved, or the VM stay out of work"
         yield Finding("approvals.auto", "FAIL", fault, remedy)
     if not settings.has_bus:

@@ -43,6 +43,9 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     if held := [str(one.Why) for one in owed if one.IsHeld]:
         raise UsageError(f"recover: this VM stays out of work, nothing was changed: {'; '.join(held)}")
-    inspect.ask(folder, REQUEST, "done" if arguments.done else "try")
+    if error := report.status.storage_error:
+        raise UsageError(f"recover: the listener cannot read what is asked, nothing was changed: {error}")
+    since = min(str(one.Since) for one in owed)
+    inspect.ask(folder, REQUEST, f"done {since}" if arguments.done else "try")
     show("the listener does so with its next document; see `imds-bridge status --role listen`")
     return OK

@@ -182,6 +182,11 @@ class ApprovalSettings(ReceiverSettings):
                 yield f"auto[{number}].recover", text
 
     @property
+    def programs(self) -> set[tuple[str, ...]]:
+        """The programs of the auto rules."""
+        return {program for rule in self.auto for program in (rule.run, rule.recover) if program}
+
+    @property
     def has_bus(self) -> bool:
         """Whether commands come from a bus: without one there are only auto rules."""
         given = (self.namespace, self.connection_string, self.entity, self.subscription)

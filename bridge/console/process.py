@@ -177,6 +177,8 @@ class Console:
             metrics=getattr(self._metrics, "address", ""),
             metrics_error=getattr(self._metrics, "error", None),
             kept_log=None,
+            config="",
+            program_faults=(),
             identity_error=None,
             left_sinks={},
             sinks={},

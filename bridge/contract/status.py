@@ -170,7 +170,10 @@ FLOWS = dict(zip(("forward", "listen", "relay", "console"), get_args(FlowStatus)
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What every process says of itself; in JSON, the fields of `flow` stand beside the others."""
+    """What every process says of itself; in JSON, the fields of `flow` stand beside the others.
+
+    `config` is the file that it has loaded, `program_faults` why programs that it will need cannot be started by it.
+    """
 
     version: Known[str]
     role: str
@@ -181,6 +184,8 @@ class Status:
     metrics: Known[str]
     metrics_error: Known[str | None]
     kept_log: Known[str | None]
+    config: Known[str]
+    program_faults: Known[Sequence[str]]
     identity_error: Known[str | None]
     left_sinks: Known[Mapping[str, int]]
     sinks: Known[Mapping[str, SinkStatus]]

@@ -74,7 +74,12 @@ _TYPES = [known.lower() for known in KNOWN_VALUES["EventType"]]
 
 def is_new_type(event_type: object) -> bool:
     """Return whether it is a type of Scheduled Events that Azure has added; what is blank or no text is none."""
-    return isinstance(event_type, str) and event_type.lower() not in ("", *_TYPES)
+    return isinstance(event_type, str) and event_type != "" and not is_known_type(event_type)
+
+
+def is_known_type(event_type: object) -> bool:
+    """Return whether it is a type of Scheduled Events that Azure has documented."""
+    return isinstance(event_type, str) and event_type.lower() in _TYPES
 
 
 MAX_SESSION_CHARACTERS = 128  # of Service Bus

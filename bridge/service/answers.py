@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any
 
 from bridge.approvals.auto import Rules
 from bridge.approvals.command import Command
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 # Kinds of records; those of a dry run must not count later.
 COMMAND, DRY_COMMAND = "command", "dry-command"
 EVENTS, KNOWN = STATE, "events"  # for ever, and kept in place where only memory has it
+NOTED_SECONDS = 60.0  # how often it is noted when the document was read, if nothing else is
 STAY = "stay"  # of the version before
 BY_RULE = "imds-bridge, by an auto rule"
 
@@ -82,15 +83,16 @@ class AnswerBatch:
         known = None if self._dry_run else self._outbox.record(EVENTS, KNOWN)
         return load_state(known, self._outbox.record(STATE, OWED) or (), rules)
 
-    def keep(self, before: State, after: State) -> None:
+    def keep(self, before: State, after: State, rules: Rules) -> None:
         """Record what has changed of what is known, unless it is a dry run."""
         if self._dry_run:
             return
-        known = after.dump()
+        known = after.dump(rules.may_be_commanded)
         # without events a reset has nothing to hide
         has_moved = known["events"] and after.incarnation != before.incarnation
-        if has_moved or known != before.dump():
-            self._records[EVENTS, KNOWN] = {**known, "incarnation": after.incarnation}
+        is_old = rules.settings.has_bus and after.at // NOTED_SECONDS != before.at // NOTED_SECONDS
+        if has_moved or is_old or known != before.dump(rules.may_be_commanded):
+            self._records[EVENTS, KNOWN] = {**known, "incarnation": after.incarnation, "at": after.at}
         if (owed := after.dump_owed()) != before.dump_owed():
             self._records[STATE, OWED] = owed
 
@@ -107,12 +109,12 @@ class AnswerBatch:
             return is_lost or any(stay.get("prepared_by") for stay in stays)
         return is_lost
 
-    def take_request(self) -> Literal["", "try", "done"]:
+    def take_request(self) -> str:
         """Return what `imds-bridge recover` has asked for, once."""
         if request := self._outbox.record(STATE, REQUEST):
             self._records[STATE, REQUEST] = ""
             log.info("`imds-bridge recover` asks: %s", request)
-        return request or ""
+        return str(request or "")
 
     def notice(self, program: Program, state: State, *, is_over: bool) -> tuple[bytes, dict[str, Any]]:
         """Return what a program gets: the CloudEvent of its event for its standard input, and the event's data."""

@@ -28,6 +28,7 @@ class BridgeEvents:
     def __init__(self, identity: VmIdentity) -> None:
         self._identity, self._outbox, self._clock = identity, identity.outbox, identity.clock
         self._heartbeat_at = self._losses_at = -math.inf
+        self._has_error = False
         self._unlisted: list[str] = self._outbox.record(STATE, UNLISTED) or []
 
     def emit_started(self) -> None:
@@ -35,12 +36,18 @@ class BridgeEvents:
         self._publish("Started")
 
     def emit_heartbeat(self, more: Callable[[], Mapping[str, Json]] = dict) -> bool:
-        """Publish a heartbeat every hour, and earlier if it has to list many events; return whether it is time.
+        """Publish a heartbeat every hour; earlier for many events to list, and if instance data fails or works again.
 
         Args:
             more: returns what this process adds to the heartbeat's data.
+
+        Returns:
+            Whether it was time.
         """
-        is_due = self._clock.monotonic() >= self._heartbeat_at or len(self._unlisted) >= LISTED_IDS
+        has_changed = bool(self._identity.last_error) != self._has_error
+        is_due = (
+            self._clock.monotonic() >= self._heartbeat_at or len(self._unlisted) >= LISTED_IDS or has_changed
+        )
         if is_due:
             self._publish("Hourly", more())
         return is_due
@@ -91,12 +98,13 @@ class BridgeEvents:
         share = random.uniform(0.1, 1) if is_first else 1  # noqa: S311 - it spreads load
         self._heartbeat_at = self._clock.monotonic() + share * HEARTBEAT_EVERY_SECONDS
         listed, self._unlisted = self._unlisted[:LISTED_IDS], self._unlisted[LISTED_IDS:]
+        self._has_error = bool(self._identity.last_error)
         event = self._identity.reporter().heartbeat(
             reason=reason,
             version=__version__,
             backlog=self._outbox.backlogs(),
             previous=self._outbox.previous_run if is_first else None,
             event_ids=listed,
-            more=more or {},
+            more={**(more or {}), "IdentityError": self._identity.last_error or None},
         )
         self._outbox.commit([event], records={(STATE, UNLISTED): [*self._unlisted]} if listed else {})

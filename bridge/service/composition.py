@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.config.models import Config, find_exposed
@@ -97,7 +98,15 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
     with Signals() as signals:
         parts = Parts(config, role)
         parts.identity.settle(lambda seconds: signals.wait(seconds, keep=True))
-        return Process(parts, build(parts), signals, stop_seconds=config.stop_seconds).run()
+        file = str(config.path.absolute()) if config.path else ""
+        flow = replace(build(parts), config=file, programs=_programs(config, role))
+        return Process(parts, flow, signals, stop_seconds=config.stop_seconds).run()
+
+
+def _programs(config: Config, role: Role) -> list[Sequence[str]]:
+    """Return the programs that a process will need: those of sinks and, of a listener, of auto rules."""
+    of_rules = config.approvals.programs if config.approvals and role == "listen" else ()
+    return [*of_rules, *filter(None, (getattr(sink, "run", ()) for sink in config.sinks.values()))]
 
 
 def _forward(parts: Parts, config: Config, *, once: bool) -> Flow:

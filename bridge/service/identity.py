@@ -28,6 +28,8 @@ READ_EVERY_SECONDS = 600.0
 # How long an event waits for it, and how often.
 AT_ONCE_SECONDS = 0.2
 AT_ONCE_PAUSE_SECONDS = 0.9
+# How long `listen` waits for it while it runs: a program starts within 1.5 s of its event.
+BESIDE_SECONDS = 1.0
 
 Role = Literal["forward", "listen", "relay"]
 
@@ -48,7 +50,7 @@ class VmIdentity:
     Attributes:
         vm: in whose name this run publishes; None while that is unknown.
         next_vm: in whose name the next run will, if instance data names the VM otherwise by now; else None.
-        resolved: whether instance data has confirmed the name in this process.
+        resolved: whether `vm` is proven: by instance data in this process or, until that differs, in this boot.
         last_error: why something of what every VM has is not known; "" before the first try.
     """
 
@@ -64,6 +66,7 @@ class VmIdentity:
     next_vm: Vm | None = field(default=None, init=False)
     resolved: bool = field(default=False, init=False)
     last_error: str = field(default="", init=False)
+    _is_known: bool = field(default=False, init=False)  # instance data has told all of it in this process
     _asked_at: float = field(default=-math.inf, init=False)
     _pause_seconds: float = field(default=0.0, init=False)
 
@@ -74,7 +77,8 @@ class VmIdentity:
     def settle(self, wait: Callable[[float], object]) -> None:
         """Find out whose the state is, before anything is committed or delivered; another VM's is moved aside.
 
-        The same boot is proof enough. Where instance data fails for 5 s, the state counts as this VM's.
+        The same boot is proof enough, until instance data contradicts it. Where that fails for 5 s, the state counts
+        as this VM's: enough to publish in its name and to prepare it, not to approve.
 
         Args:
             wait: waits for so many seconds; what it returns ends the search if it is true.
@@ -82,12 +86,14 @@ class VmIdentity:
         kept = self.outbox.record(STATE, VM)
         self.vm = Vm(**kept["vm"]) if kept else None
         last_try_at = self.clock.monotonic() + SETTLE_SECONDS - INSTANCE_SECONDS
-        if self.imds and not (kept and kept["boot_id"] and kept["boot_id"] == self.boot_id):
+        is_same_boot = self.resolved = bool(kept and kept["boot_id"] and kept["boot_id"] == self.boot_id)
+        self._asked_at = self.clock.monotonic()
+        if self.imds and not is_same_boot:
             while not self._ask() and self.clock.monotonic() < last_try_at and not wait(SETTLE_PAUSE_SECONDS):
                 pass
         if self.next_vm:  # nothing is published in the other name yet
             self._name_run(self.next_vm)
-        self._pause_seconds = READ_EVERY_SECONDS if self._is_known else 0.0
+        self._pause_seconds = READ_EVERY_SECONDS if self._is_known else float(is_same_boot)
 
     def resolve(self, *, at_once: bool = False) -> None:
         """Request instance data: soon, and then every minute, while some is missing, else every ten minutes.
@@ -101,7 +107,8 @@ class VmIdentity:
         pause_seconds = min(AT_ONCE_PAUSE_SECONDS, self._pause_seconds) if at_once else self._pause_seconds
         if self.imds and self.clock.monotonic() - self._asked_at >= pause_seconds:
             is_short, asked_at = at_once and self.role == "forward", self._asked_at
-            self._ask(is_running=True, limit_seconds=AT_ONCE_SECONDS if is_short else INSTANCE_SECONDS)
+            long_seconds = BESIDE_SECONDS if self.role == "listen" else INSTANCE_SECONDS
+            self._ask(is_running=True, limit_seconds=AT_ONCE_SECONDS if is_short else long_seconds)
             if is_short and not self._is_known:
                 self._asked_at = asked_at  # it does not take the place of one that waits longer
             again = 1.0 if at_once else min(RESOLVE_EVERY_SECONDS, max(1.0, 2 * self._pause_seconds))
@@ -113,10 +120,6 @@ class VmIdentity:
         self.outbox.begin_run()
         self._name_run(self.next_vm)
 
-    @property
-    def _is_known(self) -> bool:
-        return bool(self.resolved or self.next_vm) and not self.last_error
-
     def _ask(self, *, is_running: bool = False, limit_seconds: float = INSTANCE_SECONDS) -> bool:
         """Request instance data once, and compare it with what is known; return whether it is as complete."""
         assert self.imds is not None  # noqa: S101 - the callers have checked it
@@ -127,14 +130,17 @@ class VmIdentity:
             self._note(str(error))
             return False
         was = self.vm.vm_id if self.vm else ""
-        if was and vm.vm_id and was.lower() != vm.vm_id.lower():
-            if is_running:
+        if self.vm and was and vm.vm_id and was.lower() != vm.vm_id.lower():
+            if is_running:  # or the next start would take the same boot for a proof
+                self.outbox.commit([], records={(STATE, VM): {"boot_id": "", "vm": asdict(self.vm)}})
                 raise StateError(
                     f"the state is that of VM {was}, and this is {vm.vm_id}: the process ends, and the next start "
                     "moves it aside"
                 )
-            owed = self.outbox.record(STATE, OWED) or []  # the disk is a copy of one that was out of work
-            others = [{**one, "is_other_vms": True} for one in owed]
+            # The disk is a copy of one that was out of work. What was run in this boot was run here, in another name
+            # such as a simulator's.
+            owed = self.outbox.record(STATE, OWED) or []
+            others = [{**one, "is_other_vms": not one["boot"] or one["boot"] != self.boot_id} for one in owed]
             target = self.outbox.replace({OWED: others} if others else {})
             log.error(
                 "the state is another VM's (a clone or an image?): moved aside; starting with an empty outbox",
@@ -143,6 +149,7 @@ class VmIdentity:
             self.vm = None
         known, missing = self.next_vm or self.vm, vm.missing if self.has_instance_data else []
         self._note(f"instance data lacks {', '.join(missing)}" if missing else "")
+        self._is_known |= not missing
         if known and len(missing) > len(known.missing):
             self.resolved |= known is self.vm and vm.name.lower() == known.name.lower()
             return False

@@ -238,6 +238,8 @@ class StatusCollector(Collector):
         yield gauge("loop_progress_age_seconds", text, ("loop",), progress_ages())
         text = "0 while this VM's instance data cannot be read."
         yield single("instance_data_available", text, not status.identity_error)
+        text = "Programs of rules and sinks that this process cannot start."
+        yield single("program_faults", text, len(status.program_faults or ()))
         flow = status.flow
         if isinstance(flow, VmStatus):
             yield from _of_imds(flow, now, self._began_at)

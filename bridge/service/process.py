@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Thread, Timer
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from bridge.errors import BridgeError, Incomplete
 from bridge.outbox.sqlite import kept_log
 from bridge.outbox.state_dir import try_to_write
 from bridge.runtime import log as logs
+from bridge.runtime.program import find_fault
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.threads import Signals, stalled_threads, start_thread
 from bridge.runtime.time import iso_utc
@@ -40,6 +41,7 @@ _JOIN_SECONDS = 0.02
 class Flow:
     """What makes a process a forwarder, a listener or a relay: its loops, by thread name, and its status.
 
+    `config` is the file of the settings, and `programs` are those that it will need.
     `faults` is for a flow that ends on its own: it returns what the loops could not do. While `is_busy`, a program
     runs, and a thread that ends does not end the process with it.
     """
@@ -48,6 +50,8 @@ class Flow:
     status: Callable[[], FlowStatus]
     faults: Callable[[], list[str]] | None = None
     is_busy: Callable[[], bool] = lambda: False
+    config: str = ""
+    programs: Sequence[Sequence[str]] = ()
 
 
 class Process:
@@ -69,6 +73,7 @@ class Process:
         self._clock = parts.clock
         self._supervisor = Supervisor()
         self._trial_error: str | None = None
+        self._program_faults: list[str] = []
         self._stalled: list[str] = []
         self._dispatchers: list[Dispatcher] = []
 
@@ -180,12 +185,15 @@ class Process:
         self._write_status(self._status())
 
     def _try_state(self) -> None:
-        """Try in each minute without events whether the state could take a notice: nothing else shows it then.
+        """Try from the start on whether this process can do what it will need for a notice.
 
-        It holds no lock, and nothing waits for this thread, however slow the disk is.
+        The state is tried in each minute without events: nothing else shows it then. It holds no lock, and nothing
+        waits for this thread, however slow the disk is.
         """
         changes, quiet_seconds = self._outbox.changes, 0.0
+        self._test_programs()
         while not self._parts.stop.wait(TICK_SECONDS):
+            self._test_programs()
             before, changes = changes, self._outbox.changes
             quiet_seconds = quiet_seconds + TICK_SECONDS if changes == before else 0.0
             if not self._trial_error and quiet_seconds < TRIAL_SECONDS:
@@ -204,6 +212,14 @@ class Process:
                 error = f"{folder}: {failure}"
             hung.cancel()
             self._note_trial(error)
+
+    def _test_programs(self) -> None:
+        """Test, with the rights of this process, the programs that it will need."""
+        faults = [*filter(None, map(find_fault, self._flow.programs))]
+        for fault in faults:
+            if fault not in self._program_faults:
+                log.error("a program cannot be started: %s", fault)
+        self._program_faults = faults
 
     def _note_trial(self, error: str | None) -> None:
         if bool(error) != bool(self._trial_error):
@@ -236,6 +252,8 @@ class Process:
             metrics=getattr(self._parts.metrics, "address", ""),
             metrics_error=getattr(self._parts.metrics, "error", None),
             kept_log=kept_log(self._parts.folder.database),
+            config=self._flow.config,
+            program_faults=self._program_faults,
             identity_error=self._parts.identity.last_error or None,
             left_sinks=self._outbox.left_sinks(),
             sinks={one.name: one.status(dead.get(one.name, 0)) for one in self._dispatchers},

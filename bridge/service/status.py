@@ -356,6 +356,8 @@ def _vague_faults(status: Status) -> Iterator[str]:
         yield from clock_faults(flow.clock_ahead_seconds or 0)
     if status.identity_error:
         yield f"instance data is missing or incomplete, so approvals may wait: {status.identity_error}"
+    for fault in status.program_faults or ():
+        yield f"a program cannot be started by this process: {fault}"
     yield from filter(None, [status.kept_log, status.metrics_error])
     if isinstance(flow, ListenStatus):
         yield from _listen_faults(flow)

@@ -474,6 +474,25 @@ resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         actions: actions
       }
       {
+        alert: 'ImdsBridgeProgramFaults'
+        expression: 'imds_bridge_program_faults > 0'
+        for: 'PT5M'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'imds-bridge on {{ $labels.instance }} cannot start a program that it will need'
+          description: 'A program of an auto rule or of a sink is missing, or the process may not execute it.'
+          runbook_url: '${runbookUrl}#imdsbridgeprogramfaults'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
         alert: 'ImdsBridgeRecoverFails'
         expression: 'increase(imds_bridge_recovered_total{result="failed"}[15m]) > 0 or (imds_bridge_recovered_total{result="failed"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
         severity: 1

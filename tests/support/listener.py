@@ -51,6 +51,7 @@ class ImdsOfGroup(ImdsDouble):
         self.bad: dict[str, Callable[[float], object]] = {}
         self.on_post: Callable[[list[str]], object] = lambda _: None
         self.on_read: Callable[[], object] = lambda: None
+        self.limit_seconds = 0.0  # of the last POST
         self._journal = journal
 
     def schedule(self, *resources: str, event_id: str = "", **changes: Json) -> str:
@@ -87,6 +88,7 @@ class ImdsOfGroup(ImdsDouble):
     def approve(self, event_ids: Sequence[str], *, incarnation: Json, limit_seconds: float = 10.0) -> None:
         """Record the POST; `on_post`, and what `bad` has for one of its events, may take time and raise an error."""
         self._journal.append(f"POST {' '.join(event_ids)}")
+        self.limit_seconds = limit_seconds
         for event_id in event_ids:
             if event_id in self.bad:
                 self.calls.append(

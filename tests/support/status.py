@@ -85,6 +85,8 @@ def raw_status(now: datetime, role: str = "forward", **changes: Any) -> dict[str
         "metrics": "",
         "metrics_error": None,
         "kept_log": None,
+        "config": "/etc/imds-bridge/config.toml",
+        "program_faults": [],
         "identity_error": None,
         "left_sinks": {},
         "sinks": {"ops": sink_status()},

@@ -377,6 +377,12 @@ class BridgeHeartbeatData(Part):
         *("the role Azure Service Bus Data Receiver is missing", None),
         default=None,
     )
+    IdentityError: str | None = _property(
+        "Why instance data does not say which VM this is; null if it does, or was not read yet. A change is "
+        "published at once. Until then a listener approves nothing, unless the same boot proves the name.",
+        *("IMDS at http://169.254.169.254 answered 503", None),
+        default=None,
+    )
     PreviousEpoch: str | None = _property(
         "On Started: the `reporterepoch` of the run before; null if there was none, or if it cannot be known.",
         *("0c2f4a2e7a532d2b8f3652f0f2f3c7aa", None),

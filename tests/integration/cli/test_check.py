@@ -406,6 +406,13 @@ def test_a_container_with_the_state_of_one_process_has_only_that_process(cli: Cl
             "nothing is received from bus: closed",
         ),
         ("relay", {"relay": {"from": "bus", "last_error": "closed"}}, "nothing is received from bus: closed"),
+        (
+            "listen",
+            {"program_faults": ["/drain: this user may not execute it"]},
+            "cannot be started by this process",
+        ),
+        ("forward", {"identity_error": "404"}, "instance data is missing or incomplete"),
+        ("forward", {"sinks": {"ops": {"state": "gone", "last_error": "404"}}}, "sink ops is gone: 404"),
     ],
 )
 def test_a_running_process_that_does_not_do_its_work_fails(
@@ -420,6 +427,19 @@ def test_a_running_process_that_does_not_do_its_work_fails(
     assert (found.check, found.result) == (f"state {role}", "FAIL")
     assert reason in found.message
     assert found.remedy
+
+
+def test_a_process_that_has_loaded_another_file_is_a_warning(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "forward")
+    folder.acquire()
+    now = datetime.now(UTC).isoformat()
+    own, other = tmp_path / "forward.toml", tmp_path / "config.toml"
+    status = {"role": "forward", "written_at": now, "last_good_at": now, "config": str(own)}
+    write_raw(folder, status)
+    found = [probes._state(folder, path) for path in (own, other)]
+    folder.release()
+    assert [one.result for one in found] == ["ok", "warn"]
+    assert f"has loaded {own}, and this is about {other}" in found[1].message
 
 
 def test_events_that_wait_for_a_sink_that_left_the_configuration_are_a_warning(cli: Cli) -> None:

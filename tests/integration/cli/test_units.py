@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bridge.cli import units
+from bridge.outbox.state_dir import StateFolder
 from tests.support.cli import Cli
 
 pytestmark = pytest.mark.posix("systemd is not there")
@@ -61,6 +62,15 @@ def test_a_unit_is_named_with_what_to_do(
     line = f"{text}: {remedy}" if remedy else text
     assert cli("status").out.splitlines()[0] == line
     assert "imds-bridge-forward is" not in cli("status", "--check").out
+
+
+def test_a_unit_that_runs_without_the_state_there_fails(machine: Path, cli: Cli) -> None:
+    answer(machine, enabled="enabled", state="running")
+    assert "does not hold this state" in cli.check().row(check="state forward", result="FAIL")["message"]
+    folder = StateFolder(cli.state())
+    folder.acquire()
+    assert cli.check().row(check="state forward")["result"] == "ok"
+    folder.release()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from bridge.azure import bus_receiver
 from bridge.config.base import Secret
 from bridge.service import identity
-from bridge.service import listener as listener_module
+from bridge.service import inbox as inbox_module
 from tests.integration.service.conftest import MakeBus
 from tests.support.bus import (
     FLEET,
@@ -66,8 +66,8 @@ def ids(count: int, prefix: str = "c") -> list[str]:
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let fewer and smaller commands wait and be held, in the proportions of the real limits."""
-    monkeypatch.setattr(listener_module, "MAX_WAITING", WAITING)
-    monkeypatch.setattr(listener_module, "MAX_WAITING_BYTES", listener_module.MAX_WAITING_BYTES // 5)
+    monkeypatch.setattr(inbox_module, "MAX_WAITING", WAITING)
+    monkeypatch.setattr(inbox_module, "MAX_WAITING_BYTES", inbox_module.MAX_WAITING_BYTES // 5)
     most_bytes = bus_receiver.MAX_UNSETTLED_BYTES // 5
     monkeypatch.setattr(bus_receiver, "MAX_UNSETTLED_BYTES", most_bytes)
     monkeypatch.setattr(bus_receiver, "MESSAGE_BYTES", most_bytes // (2 * WAITING))
@@ -246,7 +246,7 @@ def test_a_command_is_understood_in_every_form_of_a_client(
 
 @pytest.fixture
 def rest_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener_module, "AWAIT_SECONDS", 0.1)
+    monkeypatch.setattr(inbox_module, "AWAIT_SECONDS", 0.1)
 
 
 def wait_for_rest(rig: BusRig, bus: ServiceBusLab) -> None:

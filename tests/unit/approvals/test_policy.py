@@ -74,7 +74,9 @@ NOT_IN_IT = "web-0 is not among its Resources"
         (GROUP, {"EventType": "Terminate", "Resources": ["web-1", "web-0"]}, "approved", ""),
         # What is or may be a deletion is approved only by the VM that it names.
         *((GROUP, {"EventType": kind, "Resources": ["web-1"]}, "other_vm", NOT_IN_IT) for kind in DELETIONS),
-        *((GROUP, {"EventType": kind}, "approved", "") for kind in DELETIONS),
+        (GROUP, {"EventType": "TERMINATE"}, "approved", ""),
+        # An unknown type never permits.
+        *((GROUP, {"EventType": kind}, "denied", "no allow rule matches") for kind in (None, "", 7, ...)),
     ],
 )
 def test_each_reason_to_approve_or_reject(
@@ -151,7 +153,6 @@ NO_DB = {"resource": ["db-*"]}
         ({"min_duration_seconds": 60}, {"DurationInSeconds": -1}, MAY_MATCH),
         ({"min_duration_seconds": 60}, {"DurationInSeconds": ...}, MAY_MATCH),
         ({"event_source": ["Platform"]}, {"EventSource": ...}, MAY_MATCH),
-        ({"event_type": ["Redeploy"]}, {"EventType": ...}, MAY_MATCH),
         ({"max_notice_seconds": 60}, {"NotBefore": ""}, MAY_MATCH),
         *((NO_DB, {"Resources": names}, MAY_MATCH) for names in ([], None, ["web-0", {"Name": "db-1"}])),
         # One resource is enough, whatever cannot be read.

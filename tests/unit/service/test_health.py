@@ -87,6 +87,7 @@ def test_a_sink_that_retries_needs_nobody_before_the_limit() -> None:
             {"identity_error": "no answer"},
             "instance data is missing or incomplete, so approvals may wait: no answer",
         ),
+        ({"program_faults": ["/drain: no"]}, "^a program cannot be started by this process: /drain: no$"),
         ({"metrics_error": "there are no metrics: no port"}, "^there are no metrics: no port$"),
     ],
 )

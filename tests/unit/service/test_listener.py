@@ -385,9 +385,12 @@ def test_an_event_that_no_auto_rule_matches_any_more_is_not_posted_again(make_li
 # Who this VM is
 
 
-def test_nothing_is_approved_until_imds_has_confirmed_a_remembered_identity(rig: ListenerRig) -> None:
+def test_after_another_boot_nothing_is_approved_until_imds_has_confirmed_a_remembered_identity(
+    rig: ListenerRig,
+) -> None:
     rig.run()
     rig.imds.fail(500, methods=["instance"])
+    rig.boot_id = "boot-2"
     rig.restart()
     rig.send(rig.imds.schedule(), wait=10)
     assert (rig.receipts(), rig.imds.posts) == ([], [])

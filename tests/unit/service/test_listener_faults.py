@@ -11,7 +11,7 @@ import pytest
 
 from bridge.errors import ImdsError
 from bridge.outbox.rows import Loss
-from bridge.service.listener import IMDS_WAIT_SECONDS
+from bridge.service.inbox import IMDS_WAIT_SECONDS
 from tests.support.listener import ListenerRig, MakeListener
 from tests.support.only import only
 
@@ -285,6 +285,7 @@ def test_a_command_that_never_expires_waits_for_imds_for_ten_minutes(
     rig: ListenerRig, method: str, reason: str
 ) -> None:
     rig.imds.fail(500, methods=[method])
+    rig.boot_id = "boot-2"
     rig.restart()
     rig.send(rig.imds.schedule(), wait=IMDS_WAIT_SECONDS - 1)
     assert rig.receipts() == []

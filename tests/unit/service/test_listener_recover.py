@@ -69,7 +69,8 @@ def restart(rig: ListenerRig, *rules: dict[str, Any], **more: Any) -> None:
 
 def ask(rig: ListenerRig, what: str, *, wait: float) -> None:
     """Ask for what `imds-bridge recover` does, and wait."""
-    rig.outbox.commit([], records={(STATE, REQUEST): what})
+    since = min((str(one.Since) for one in out_of_work(rig)), default="")
+    rig.outbox.commit([], records={(STATE, REQUEST): f"done {since}" if what == "done" else what})
     rig.run(wait)
 
 
@@ -97,7 +98,7 @@ def test_what_is_owed_is_committed_before_the_program_starts_and_forgotten_with_
     rig.machine.on_start = lambda _: owed.append(rig.outbox.record(STATE, OWED))
     event = rig.prepare()
     rig.remove(event, wait=1)
-    assert [[one["keys"] for one in each] for each in owed] == [[[event.lower()]], [[]]]
+    assert [[one["keys"] for one in each] for each in owed] == [[[event.lower()]]] * 2
     rig.end_programs(wait=1)
     assert (rig.outbox.record(STATE, OWED), len(told(rig, "recovered"))) == ([], 1)
 

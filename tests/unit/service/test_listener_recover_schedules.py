@@ -21,7 +21,11 @@ from bridge.approvals.auto import Rules
 from bridge.approvals.state import Owed, State, Tries
 from bridge.config.approvals import AutoSettings
 from bridge.errors import ImdsError
+from bridge.imds.instance import Vm
 from bridge.runtime.program import KILL_AFTER_SECONDS, Result
+from bridge.service import caretaker
+from bridge.service.identity import VmIdentity
+from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig
 from tests.support.machine import MachineRun, program
 from tests.unit.service.test_listener_schedules import SCHEDULES, SEED
@@ -72,7 +76,7 @@ class World:
     """Azure, a VM and its listener; `faults` has what must not happen, and `story` what has."""
 
     def __init__(self, folder: Path, seed: int, *, others_every: float = 0.0, kills: bool = True) -> None:
-        names = ("azure", "others", "programs", "faults")
+        names = ("azure", "others", "programs", "faults", "imds")
         self.of = {name: random.Random(f"{seed} {name}") for name in names}  # noqa: S311 - no secret
         self.kills = kills
         self.others_every = others_every
@@ -96,6 +100,10 @@ class World:
         self.others, self.other_at = dict[str, float](), 0.0
         self.incarnation, self.hidden_until, self.garbled = 100, 0.0, ""
         self.fails_until = 0.0
+        self.nameless_until, self.is_slow = 0.0, False
+        self.confirmed, self.started_at = "", 0.0  # the boot in which instance data has named the VM
+        self.rig.imds.instance = self._name  # type: ignore[method-assign]
+        self.confirmed = self.rig.boot_id
         # The VM, as it is
         self.is_out = False
         self.run_ended_at = self.recover_began_at = -1.0
@@ -194,8 +202,27 @@ class World:
 
     # What goes wrong
 
+    def _name(self, limit_seconds: float = 2.0) -> Vm:
+        """Answer with instance data, unless that fails now, at once or slowly."""
+        if self.now < self.nameless_until:
+            self._wait(limit_seconds if self.is_slow else 0.0)
+            raise ImdsError("no instance data", status=None if self.is_slow else 503)
+        self.confirmed = self.rig.boot_id
+        return WEB_0
+
+    def _wait(self, seconds: float) -> None:
+        """Let time pass while the listener waits for IMDS."""
+        if seconds:
+            self.now += seconds
+            self.rig.clock.advance(seconds)
+            self._azure()
+            self._serve()
+
     def _go_wrong(self) -> None:
         of = self.of["faults"]
+        if self.kills and self.of["imds"].random() < 0.01:  # events of others have it asked for sooner
+            self.nameless_until = self.now + self.of["imds"].choice([1.0, 20.0, 90.0])
+            self.is_slow = self.of["imds"].random() < 0.5
         if of.random() < 0.01 and self.now > self.fails_until:
             self.fails_until = self.now + of.choice([2.0, 8.0, 40.0])
             self.rig.imds.fail(500, methods=["document"])
@@ -238,12 +265,14 @@ class World:
             self.rig.boot_id += "+"
             self.rig.clock.reboot()
             self.prepared.clear()
+            self.gone |= self.missing.keys()  # which a boot ends
             self.missing.clear()
             self.shown.clear()
         auto: dict[str, Any] = {}
         if rules is not None:
             auto = {"auto": tuple(AutoSettings(**one) for one in rules)}
         self.story.append((self.now, f"starts {boots=} {rules=}"))
+        self.started_at = self.now
         self.rig.restart(**auto)
         now = {recover: self._recover_of(run, recover) for recover, run in self.last_run.items()}
         self.recorded = {key: now[recover] for key, recover in self.recorded.items()}
@@ -271,6 +300,8 @@ class World:
         else:
             self.recover_began_at = self.now
             own = [key for key, recover in self.recorded.items() if recover == name]
+            if self.confirmed != self.rig.boot_id and self.now - self.started_at < 60.0:
+                self._fault(f"{name} begins for a VM whose name is not confirmed")
             if standing := [key for key in own if self._stands(key)]:
                 self._fault(f"{name} begins while {standing} stand")
             self.recorded = {key: one for key, one in self.recorded.items() if key not in own}
@@ -372,13 +403,17 @@ class World:
             if event.get("Resources") != ["web-0"] or event["EventStatus"] != "Scheduled":
                 self._fault(f"{event_id} is POSTed as {event}")
         kind = self.of["faults"].random()
+        if self.confirmed != self.rig.boot_id:
+            self._fault(f"{event_ids} are POSTed for a VM whose name is not confirmed")
         if kind < 0.1:
             raise ImdsError("refused", status=429)
         for event_id in event_ids:
             if event_id in self.events:
                 self.goes_at[event_id] = min(self.goes_at[event_id], self.now + kind * 8)
         self._point()
-        if kind < 0.25:
+        hangs_for = self.of["imds"].choice([0.0, 0.0, 0.0, 1.0, 2.0, 5.0, 10.0])
+        self._wait(min(hangs_for, self.rig.imds.limit_seconds))
+        if kind < 0.25 or hangs_for > self.rig.imds.limit_seconds:
             raise ImdsError("no answer")
 
     def _fault(self, text: str) -> None:
@@ -406,7 +441,7 @@ class World:
             self._go_wrong()
             self.step()
         self.fixed = Plan(ends_at=1.0, code=0, ignores=False)
-        self.is_quiet, self.garbled, self.others_every = True, "", 0.0
+        self.is_quiet, self.garbled, self.others_every, self.nameless_until = True, "", 0.0, 0.0
         self.rig.imds.restore()
         self.events.clear()
         self.others.clear()
@@ -472,10 +507,12 @@ held_back = step._held_back
         ((step, "_stands"), lambda one, _: one.is_scheduled, 0),
         ((step, "_held"), lambda *_, **__: None, 0),
         ((step, "_held_back"), beside, 3),
-        ((step, "_type"), lambda _: "", 21),
-        ((step, "_failed"), never_again, 7),
+        ((step, "_type"), lambda _: "", 12),
+        ((step, "_failed"), never_again, 1),
         ((State, "dump_owed"), lambda _: [], 0),
         ((Rules, "may_name_this_vm"), Rules.names_this_vm, 6),
+        ((caretaker, "UNCONFIRMED_SECONDS"), 0.0, 0),
+        ((VmIdentity, "resolved"), property(lambda _: True, lambda *_: None), 0),
     ],
     ids=[
         "an event that has started needs the VM out of work no more",
@@ -485,6 +522,8 @@ held_back = step._held_back
         "what has failed is not repeated",
         "what is owed is not stored",
         "Resources that cannot be read name other VMs",
+        "recover does not wait for instance data",
+        "a name that is not confirmed approves",
     ],
 )
 def test_the_judge_sees_what_sabotage_does(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bridge.approvals.state import EventState
-from bridge.service import bridge_events, listener
+from bridge.service import bridge_events, inbox
 from tests.support.listener import ListenerRig, MakeListener, command_body
 
 SCHEDULES = int(os.environ.get("TEST_REST_SCHEDULES", "2"))
@@ -31,7 +31,7 @@ def resting(make_listener: MakeListener, monkeypatch: pytest.MonkeyPatch) -> Lis
 
 def rest(make_listener: MakeListener, monkeypatch: pytest.MonkeyPatch, **approvals: Any) -> ListenerRig:
     """Make a listener and let it come to its rest."""
-    monkeypatch.setattr(listener, "AWAIT_SECONDS", 4.0)
+    monkeypatch.setattr(inbox, "AWAIT_SECONDS", 4.0)
     monkeypatch.setattr(bridge_events, "HEARTBEAT_EVERY_SECONDS", 1800.0)
     rig = make_listener(grace_seconds=30, **approvals)
     rig.run(6.0)
@@ -185,7 +185,7 @@ def test_a_look_that_fails_is_repeated_and_a_heartbeat_tells_the_last_one(restin
 
 def play(folder: Path, seed: int, *, await_seconds: float, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Let a quarter of an hour pass: events come, change and go, and commands are sent before, at and after them."""
-    monkeypatch.setattr(listener, "AWAIT_SECONDS", await_seconds)
+    monkeypatch.setattr(inbox, "AWAIT_SECONDS", await_seconds)
     monkeypatch.setattr(bridge_events, "HEARTBEAT_EVERY_SECONDS", 240.0)
     at_random = random.Random(seed)  # noqa: S311 - no secret
     steps: dict[int, list[tuple[str, str]]] = {}
@@ -199,6 +199,8 @@ def play(folder: Path, seed: int, *, await_seconds: float, monkeypatch: pytest.M
             # not within two seconds of what decides: the grace period of 30 s, and the end
             sent = begin - at_random.choice([*range(5, 56), *range(66, 400), *range(-15, -5)])
             steps.setdefault(max(10, sent), []).append(("send", f"e-{number}"))
+    for _ in range(8):
+        steps.setdefault(at_random.randrange(120, 2700), []).append(("kill", ""))
     rig = ListenerRig(folder, grace_seconds=30)
     for step in range(2800):
         for kind, event_id in steps.get(step, ()):
@@ -208,6 +210,8 @@ def play(folder: Path, seed: int, *, await_seconds: float, monkeypatch: pytest.M
                 rig.imds.change(event_id, NotBefore=rig.in_seconds(900))
             elif kind == "remove":
                 rig.imds.remove(event_id)
+            elif kind == "kill":
+                rig.restart()
             else:
                 rig.send(event_id, id=f"{event_id}-{step}")
         rig.run()
@@ -235,6 +239,6 @@ def test_the_schedules_show_a_listener_without_the_guard(
 ) -> None:
     always = play(tmp_path / "always", 1, await_seconds=math.inf, monkeypatch=monkeypatch)
     monkeypatch.setattr(
-        "bridge.approvals.step.EventState", lambda **given: EventState(**{**given, "absent_at": -math.inf})
+        "bridge.approvals.step.EventState", lambda **given: EventState(**{**given, "absent_at": 0.0})
     )
     assert play(tmp_path / "rests", 1, await_seconds=3.0, monkeypatch=monkeypatch) != always

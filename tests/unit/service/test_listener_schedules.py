@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -23,11 +24,13 @@ from bridge.approvals.policy import TERMINATE
 from bridge.approvals.state import EventState, State
 from bridge.approvals.step import load_state
 from bridge.approvals.turns import Order
+from bridge.config.base import Secret
 from bridge.errors import ImdsError
+from bridge.http.signing import sign
 from bridge.runtime.program import Result
 from bridge.service import answers
 from tests.support.imds import WEB_0
-from tests.support.listener import ListenerRig
+from tests.support.listener import ListenerRig, command_body
 from tests.support.machine import program
 
 SCHEDULES = int(os.environ.get("TEST_SCHEDULES", "4"))
@@ -313,38 +316,96 @@ def test_the_schedules_show_what_sabotage_does(
     assert any(play(tmp_path, seed + more)[0] for more in range(300)), "no schedule shows it"
 
 
+class Killed(BaseException):
+    """The listener's process ends at this point."""
+
+
 class Commands:
-    """One VM that gets a command for each event, while IMDS fails, events change and return, and it is killed."""
+    """One VM that gets a signed command for each event, while IMDS fails and hangs, events change, secrets rotate.
+
+    It is killed before and after commits, and every command comes again.
+    """
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 - no secret
-        self.rig = ListenerRig(folder / f"commands-{seed}")
+        self.secrets, self.number, self.kill_in = folder / f"secrets-{seed}", 0, 0
+        folder.mkdir(exist_ok=True)
+        self._rotate()
+        self.rig = ListenerRig(folder / f"commands-{seed}", signing_secrets=Secret(file=self.secrets))
         self.rig.imds.on_post = self._posted
+        self.rig.on_commit = self._point
         self.stays: dict[str, int] = {}  # which stay of each event the document shows
         self.served: dict[int, dict[str, int]] = {}  # the same by incarnation
         self.unknown: dict[str, int] = {}  # the stay of each POST whose outcome was lost
+        self.sent: dict[str, tuple[str, dict[str, str], bytes]] = {}  # the secret, the signature, the command
         self.count = 0
         self.faults: list[str] = []
 
+    @property
+    def secret(self) -> str:
+        return f"whsec_{'QUJD' * 8}{self.number:04}"
+
+    def _rotate(self) -> None:
+        self.number += 1
+        self.secrets.write_text(self.secret)
+
+    def _point(self) -> None:
+        """Pass a point at which the process may be killed."""
+        self.kill_in -= 1
+        if self.kill_in == 0:
+            raise Killed
+
+    def _send(self, event_id: str) -> None:
+        if event_id not in self.sent:
+            body = command_body(event_id, id=event_id)
+            signature = sign([self.secret], event_id, self.rig.clock.now(), body)
+            self.sent[event_id] = self.secret, signature, body
+        _, signature, body = self.sent[event_id]
+        self.rig.queue.send(body, message_id=event_id, properties=signature)
+
     def _posted(self, event_ids: list[str]) -> None:
-        stays = self.served[self.rig.listener._state.incarnation or 0]
+        stays = self.served[self.rig.listener._caretaker.state.incarnation or 0]
         for event_id in event_ids:
             known = self.unknown.get(event_id)
             if known not in (None, stays[event_id]):
                 self.faults.append(f"{event_id}: POSTed in stay {known} and in {stays[event_id]}")
-        if (kind := self.random.random()) < 0.4:
+            if self.sent[event_id][0] != self.secret:
+                self.faults.append(f"{event_id}: POSTed after its secret was withdrawn")
+        kind, hangs_for = self.random.random(), self.random.choice([0.0, 0.0, 1.0, 5.0, 10.0])
+        self.rig.clock.advance(min(hangs_for, self.rig.imds.limit_seconds))
+        if kind < 0.3 or hangs_for >= self.rig.imds.limit_seconds:
             self.unknown |= {event_id: stays[event_id] for event_id in event_ids}
             raise ImdsError("no answer", status=self.random.choice([None, 500, 503]))
-        if kind < 0.6:
+        if kind < 0.5:
             raise ImdsError("refused", status=self.random.choice([404, 409, 429]))
         for event_id in event_ids:
             self.unknown.pop(event_id, None)
 
     @property
     def known(self) -> Collection[str]:
-        """The events of the last document that the listener has read."""
-        document = self.rig.listener._state.document
-        return document.events if document else ()
+        """The events of the last document that the listener has read, or before the first one remembers."""
+        state = self.rig.listener._caretaker.state
+        return state.document.events if state.document else state.events
+
+    def _run(self, seconds: float) -> None:
+        try:
+            self.rig.run(seconds)
+        except Killed:
+            self.rig.restart()
+
+    def _disturb(self, kind: float) -> None:
+        """Kill the process now or at a commit, rotate the secret, send a command again, or let instance data fail."""
+        if 0.25 <= kind < 0.3:
+            self.kill_in = 0
+            self.rig.restart()
+        elif 0.3 <= kind < 0.4:
+            self.kill_in = self.random.randrange(1, 12)
+        elif 0.4 <= kind < 0.43:
+            self._rotate()
+        elif 0.43 <= kind < 0.5 and self.sent:
+            self._send(self.random.choice([*self.sent]))
+        elif 0.5 <= kind < 0.53:
+            self.rig.imds.fail(503, methods=["instance"], count=self.random.randrange(5))
 
     def play(self) -> list[str]:
         """Let a minute and a half pass; return what went wrong."""
@@ -355,7 +416,7 @@ class Commands:
                 self.count += 1
                 event_id = self.rig.imds.schedule(event_id=f"E-{self.count}")
                 self.stays[event_id] = 0
-                self.rig.send(event_id, id=event_id)
+                self._send(event_id)
             elif kind < 0.25 and shown:
                 event = self.random.choice(shown)
                 if kind < 0.18:
@@ -365,14 +426,18 @@ class Commands:
                 else:  # it leaves and returns: between two documents, or in two of them
                     self.rig.imds.remove(event["EventId"])
                     self.served[self.rig.imds.incarnation] = dict(self.stays)
-                    self.rig.run(self.random.choice([0.0, 2.0]))
+                    self._run(self.random.choice([0.0, 2.0]))
                     # what nobody saw leave is in the same stay
                     self.stays[event["EventId"]] += event["EventId"].lower() not in self.known
                     self.rig.imds.show(*shown)
-            elif kind < 0.3:
-                self.rig.restart()
+            self._disturb(kind)
             self.served[self.rig.imds.incarnation] = dict(self.stays)
-            self.rig.run(STEP_SECONDS)
+            self._run(STEP_SECONDS)
+        given: dict[str, set[str]] = defaultdict(set)
+        for receipt in self.rig.receipts():
+            given[str(receipt["causationid"])].add(receipt["data"]["Reason"])
+        several = {key: reasons for key, reasons in given.items() if len(reasons) > 1}
+        self.faults += [f"{key}: answered {reasons}" for key, reasons in several.items()]
         self.rig.close()
         return self.faults
 

@@ -95,6 +95,7 @@ class Doubles:
         dispatchers: Any = None,
         faults: list[str] | None = None,
         busy_seconds: float = 0.0,
+        **flow_has: Any,
     ) -> Process:
         parts = parts_of(
             role="forward",
@@ -110,6 +111,7 @@ class Doubles:
         )
         busy_until = self.clock.monotonic() + busy_seconds
         flow = Flow(
+            **flow_has,
             loops={"poll": self._loop},
             status=lambda: process_status(self.clock.now()).flow,
             faults=None if faults is None else lambda: faults,
@@ -212,6 +214,31 @@ def test_the_state_is_tried_in_a_quiet_minute_and_shows_until_a_try_succeeds(
     }
     lines = [line.message for line in caplog.records if "take a notice" in line.message]
     assert lines == ["the state store cannot take a notice now", "the state store can take a notice now"]
+
+
+@pytest.mark.posix("programs have no such permissions")
+def test_what_the_process_itself_cannot_execute_is_told_at_the_start_and_within_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig, program = Doubles(), tmp_path / "drain"
+    program.write_text("#!/bin/sh\n")
+    process = rig.process(
+        seconds=1, programs=[[str(program), "--now"]], config="/etc/imds-bridge/listen.toml"
+    )
+    shown: list[int] = []
+
+    def look(tick: int) -> None:
+        if tick == 5:
+            program.chmod(0o755)
+        shown.append(len(process._status().program_faults or ()))
+
+    process._parts.stop = Waits(*(partial(look, tick) for tick in range(24)))
+    process._try_state()
+    assert process._status().config == "/etc/imds-bridge/listen.toml"
+    assert (shown[0], shown[-1], 0 < shown.index(0) - 5 <= 12) == (1, 0, True)
+    assert [line.message for line in caplog.records if "cannot be started" in line.message] == [
+        f"a program cannot be started: {program}: this user may not execute it"
+    ]
 
 
 def test_a_disk_that_hangs_holds_up_neither_the_status_nor_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
