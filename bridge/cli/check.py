@@ -226,7 +226,7 @@ def _state(folder: StateFolder, path: Path | None = None) -> Finding:
         return Finding(name, "ok", str(folder.path))
     status = folder.read_status()
     if faults := list(_faults_of_process(status)):
-        remedy = "it tries again on its own; look into its log, and restart it if the cause is gone"
+        remedy = f"see its log, and `imds-bridge status --role {folder.path.name}`"
         return Finding(name, "FAIL", f"{folder.path}: {holder}: {'; '.join(faults)}", remedy)
     loaded = status.config if status else ""
     if path and loaded and os.path.realpath(str(loaded)) != os.path.realpath(path):

@@ -99,14 +99,19 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
         parts = Parts(config, role)
         parts.identity.settle(lambda seconds: signals.wait(seconds, keep=True))
         file = str(config.path.absolute()) if config.path else ""
-        flow = replace(build(parts), config=file, programs=_programs(config, role))
+        flow = replace(build(parts), config=file, find_program_faults=_tests_of_programs(config, role))
         return Process(parts, flow, signals, stop_seconds=config.stop_seconds).run()
 
 
-def _programs(config: Config, role: Role) -> list[Sequence[str]]:
-    """Return the programs that a process will need: those of sinks and, of a listener, of auto rules."""
+def _tests_of_programs(config: Config, role: Role) -> Callable[[], Sequence[str]]:
+    """Return what tests the programs that a process will need: those of sinks and, of a listener, of auto rules."""
     of_rules = config.approvals.programs if config.approvals and role == "listen" else ()
-    return [*of_rules, *filter(None, (getattr(sink, "run", ()) for sink in config.sinks.values()))]
+    programs = [*of_rules, *filter(None, (getattr(sink, "run", ()) for sink in config.sinks.values()))]
+    if not programs:
+        return tuple
+    from bridge.runtime.program import find_fault  # noqa: PLC0415 - who runs none need not load it
+
+    return lambda: [*filter(None, map(find_fault, programs))]
 
 
 def _forward(parts: Parts, config: Config, *, once: bool) -> Flow:

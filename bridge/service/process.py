@@ -16,7 +16,6 @@ from bridge.errors import BridgeError, Incomplete
 from bridge.outbox.sqlite import kept_log
 from bridge.outbox.state_dir import try_to_write
 from bridge.runtime import log as logs
-from bridge.runtime.program import find_fault
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.threads import Signals, stalled_threads, start_thread
 from bridge.runtime.time import iso_utc
@@ -41,7 +40,8 @@ _JOIN_SECONDS = 0.02
 class Flow:
     """What makes a process a forwarder, a listener or a relay: its loops, by thread name, and its status.
 
-    `config` is the file of the settings, and `programs` are those that it will need.
+    `config` is the file of the settings, and `find_program_faults` returns why programs that it will need cannot be
+    started.
     `faults` is for a flow that ends on its own: it returns what the loops could not do. While `is_busy`, a program
     runs, and a thread that ends does not end the process with it.
     """
@@ -51,7 +51,7 @@ class Flow:
     faults: Callable[[], list[str]] | None = None
     is_busy: Callable[[], bool] = lambda: False
     config: str = ""
-    programs: Sequence[Sequence[str]] = ()
+    find_program_faults: Callable[[], Sequence[str]] = tuple
 
 
 class Process:
@@ -73,7 +73,7 @@ class Process:
         self._clock = parts.clock
         self._supervisor = Supervisor()
         self._trial_error: str | None = None
-        self._program_faults: list[str] = []
+        self._program_faults: Sequence[str] = ()
         self._stalled: list[str] = []
         self._dispatchers: list[Dispatcher] = []
 
@@ -215,7 +215,7 @@ class Process:
 
     def _test_programs(self) -> None:
         """Test, with the rights of this process, the programs that it will need."""
-        faults = [*filter(None, map(find_fault, self._flow.programs))]
+        faults = self._flow.find_program_faults()
         for fault in faults:
             if fault not in self._program_faults:
                 log.error("a program cannot be started: %s", fault)

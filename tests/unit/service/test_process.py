@@ -16,6 +16,7 @@ import pytest
 from bridge.contract.status import Status
 from bridge.errors import ConfigError, Incomplete, StateError
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.program import find_fault
 from bridge.runtime.threads import Signals, Stop
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.process import Flow, Process
@@ -223,7 +224,9 @@ def test_what_the_process_itself_cannot_execute_is_told_at_the_start_and_within_
     rig, program = Doubles(), tmp_path / "drain"
     program.write_text("#!/bin/sh\n")
     process = rig.process(
-        seconds=1, programs=[[str(program), "--now"]], config="/etc/imds-bridge/listen.toml"
+        seconds=1,
+        find_program_faults=lambda: [*filter(None, [find_fault([str(program)])])],
+        config="/etc/imds-bridge/listen.toml",
     )
     shown: list[int] = []
 
