@@ -186,6 +186,15 @@ def test_recover_says_what_keeps_the_listener_from_it(
     assert (done.code, expected in done.err) == (2, True), done.err
 
 
+@pytest.mark.parametrize("given", [[], ["--done"]])
+def test_recover_asks_for_nothing_that_a_listener_without_its_file_cannot_read(
+    listener: Process, cli: Cli, given: list[str]
+) -> None:
+    listener.write(out_of_work=[{**OUT, "IsHeld": False}], storage_error="no space")
+    done = cli("recover", *given)
+    assert (done.code, "nothing was changed: no space" in done.err) == (2, True), done.err
+
+
 @pytest.mark.parametrize(
     ("changes", "runs", "expected"),
     [
