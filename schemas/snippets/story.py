@@ -20,19 +20,20 @@ def tell(told: dict[str, Any], vm: str, event: dict[str, Any]) -> str | None:
     if kind == "advised" or data.get("EndReason") == "Advisory":
         return None  # an early warning: nothing is scheduled
     copy, affected = f"{event['source']} {event['id']}".lower(), affects(data.get("Resources"), vm)
-    new = {"seen": [], "time": "", "type": data.get("EventType"), "down": False, "at": None, "end": None}
+    new = {"seen": [], "time": "", "type": data.get("EventType"), "down": False, "at": None, "end": None, "again": ""}
     known = told.get(key, new)
     if copy in known["seen"] or (key not in told and affected is False):
         return None
     told[key] = known
     known["seen"].append(copy)
-    is_old, known["time"] = event["time"] < known["time"], max(event["time"], known["time"])
-    if affected is False or kind in ENDS:
+    is_end, before = affected is False or kind in ENDS, known["time"]
+    known["time"] = max(event["time"], before)
+    if event["time"] < (known.get("again", "") if is_end else before):
+        return None  # old news, or the end of the story before
+    if is_end:
         return over(told, vm, key, "removed" if affected is False else kind, is_gone=data.get("VmIsGone"))
-    if known["end"] in ("removed", "lost"):
-        known.update(down=False, end=None)  # the VM is named again, or there is news after all
-    if known["end"] or is_old:
-        return None
+    if known["end"]:  # it came back: a new story
+        known.update(type=new["type"], down=False, at=None, end=None, again=event["time"])
     is_started, at = data.get("EventStatus") == "Started", data["NotBeforeUtc"] or known["at"]
     was_down, is_moved = known["down"], not is_started and at != known["at"]
     known.update(down=True, at=at)

@@ -128,8 +128,12 @@ SCHEDULED: tuple[str, dict[str, Any]] = ("scheduled", {})
             [DOWN, "MOVED web-0 at 14:00:00.000Z: Reboot e1", CANCELED],
         ),
         (
-            [SCHEDULED, ("ended", {}), ("completed", {}), ("ended", {"x": 1}), ("updated", MOVED)],
+            [SCHEDULED, ("ended", {}), ("completed", {}), ("ended", {"x": 1})],
             [DOWN, ENDED, "CORRECTION web-0: Reboot e1 completed"],
+        ),
+        (
+            [SCHEDULED, ("canceled", {}), SCHEDULED, ("completed", {})],
+            [DOWN, CANCELED, DOWN, "BACK web-0: Reboot e1 completed"],
         ),
         *(
             ([("scheduled", {"Resources": one}), ("ended", {"Resources": one})], [f"{DOWN} (perhaps)", ENDED])

@@ -21,6 +21,14 @@ cd "$(dirname "$0")" && env >> env && echo "$1 $EVENT_TYPE $EVENT_STATUS $RESOUR
 """
 
 
+def finish(worker: Worker, phase: str, story: str | None = None) -> None:
+    """Let the command of a phase, of the event's story as it is now or of another one, end with success."""
+    event = worker.events["e1"]
+    ended: Any = SimpleNamespace(poll=lambda: 0)
+    worker.jobs["e1"] = (ended, phase, 0.0, event.get("came_back", "") if story is None else story)
+    worker.check("e1", event, *worker.jobs["e1"])
+
+
 def noted(tmp_path: Path, *messages: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     """Return what the worker of web-0 makes of messages about one event."""
     options = Namespace(vm="Web-0", types=["reboot"], state=tmp_path / "state.json", secret="")
@@ -30,12 +38,11 @@ def noted(tmp_path: Path, *messages: tuple[str, dict[str, Any]]) -> dict[str, An
         data |= {"Resources": ["web-0"], "NotBeforeUtc": None, "Vm": {"Name": "web-7"}, **more}
         data = {name: value for name, value in data.items() if value != "(missing)"}
         at = f"2026-11-20T12:{minute:02}:00.000Z"
-        event = {"type": f"io.imdsbridge.scheduledevent.{kind}.v1", "time": at}
+        event = {"type": f"io.imdsbridge.scheduledevent.{kind}.v1", "time": at, "id": str(minute)}
         message = SimpleNamespace(body=[json.dumps({**event, "data": data}).encode()], message_id="m")
         assert worker.read(message) == "e1"
         if worker.events.get("e1", {}).get("phase") == "ended":  # the command has run
-            worker.jobs["e1"] = (SimpleNamespace(poll=lambda: 0), "ended", 0.0)  # type: ignore[assignment]
-            worker.check("e1", worker.events["e1"], *worker.jobs["e1"])
+            finish(worker, "ended")
     return worker.events.get("e1", {})
 
 
@@ -65,7 +72,28 @@ def test_a_vm_that_an_event_no_longer_names_recovers_and_is_prepared_when_it_is_
     assert noted(tmp_path, first, removed)["phase"] == "over"
     assert noted(tmp_path, first, removed, ("updated", {}))["phase"] == "announced"
     assert noted(tmp_path, first, removed, ("completed", {"Resources": ["web-1"]}))["phase"] == "over"
-    assert noted(tmp_path, first, ("canceled", {}), ("updated", {}))["phase"] == "over"
+    assert noted(tmp_path, first, ("canceled", {}), ("updated", {}))["phase"] == "announced"
+
+
+def test_what_a_command_of_the_story_before_has_done_counts_for_nothing(tmp_path: Path) -> None:
+    again = [("scheduled", {}), ("canceled", {}), ("scheduled", {})]
+    worker = Worker(Namespace(vm="web-0", types=["reboot"], state=tmp_path / "state.json", secret=""))
+    worker.events["e1"] = noted(tmp_path, *again)
+    finish(worker, "ended", "")
+    assert worker.events["e1"]["phase"] == "announced"
+    finish(worker, "announced", "")
+    assert worker.events["e1"]["phase"] == "announced"
+    finish(worker, "announced")
+    assert (worker.events["e1"]["phase"], worker.events["e1"]["drained"]) == ("prepared", True)
+
+
+@pytest.mark.parametrize("at", ["2026-11-20T12:00:00.000Z", None])
+def test_an_event_that_was_over_in_an_earlier_versions_state_stays_so_for_what_is_older(
+    tmp_path: Path, at: str | None
+) -> None:
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({"e1": {"phase": "over"} | ({"time": at, "was_removed": True} if at else {})}))
+    assert noted(tmp_path, ("scheduled", {}))["phase"] == ("announced" if at else "over")
 
 
 @pytest.mark.parametrize("resources", [None, [5, "web-0"], []])

@@ -47,7 +47,8 @@ class Worker:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.stopping, self.renewed_at = options, False, time.monotonic()
-        self.jobs: dict[str, tuple[subprocess.Popen[bytes], str, float]] = {}  # process, phase, start
+        # by event key: process, phase, start, story
+        self.jobs: dict[str, tuple[subprocess.Popen[bytes], str, float, str]] = {}
         self.pending: list[tuple[str, Any]] = []  # event key, message
         self.saved = options.state.read_text() if options.state.exists() else "{}"
         self.events: dict[str, dict[str, Any]] = json.loads(self.saved)
@@ -79,7 +80,7 @@ class Worker:
             family, kind = event["type"].removeprefix("io.imdsbridge.").split(".")[:2]
             key = str(event["data"].get("EventId")).lower()
             if family == "scheduledevent":
-                self.note(key, kind, event["data"], event["time"])
+                self.note(key, kind, event["data"], event["time"], event["id"])
             elif self.options.secret and family == "approval" and not is_signed(self.options.secret, message):
                 log.warning(
                     "message %s: a receipt without the listener's signature is ignored", message.message_id
@@ -91,7 +92,7 @@ class Worker:
             return ""
         return key
 
-    def note(self, key: str, kind: str, data: dict[str, Any], at: str) -> None:
+    def note(self, key: str, kind: str, data: dict[str, Any], at: str, copy: str) -> None:
         """Update what is known of an event."""
         affected, event_type = affects(data, self.options.vm), data.get("EventType")
         if not (event_type and isinstance(event_type, str)):
@@ -102,15 +103,21 @@ class Worker:
         is_wanted = event_type.lower() in (*self.options.types, UNKNOWN_TYPE)
         if key not in self.events and (is_removed or not is_wanted):
             return
-        if known["phase"] == "over" and known.get("was_removed") and affected and not is_end:
-            known = {"phase": "announced", "time": known["time"]}  # it names the VM again
-        if known["phase"] in ("ended", "over") or (at < known["time"] and not is_end):
-            return  # an end is final; an event with an earlier time is out of date
+        ids = known.get("ids", [])
+        if copy in ids:
+            return
+        is_over = known["phase"] in ("ended", "over")
+        latest = known.get("time", "~")  # "~": an event that was over in a state of an earlier version
+        if at < (known.get("came_back", "") if is_end else latest):
+            return  # old news, or the end of the story before
+        if is_over and is_end:
+            known["time"] = max(at, latest)
+            return
+        if is_over:
+            known = {"phase": "announced", "time": at, "came_back": at, "ids": ids}  # a new story
         is_moved = seconds(data["NotBeforeUtc"]) != seconds(known.get("NotBeforeUtc"))
         log.info("%s: %s of %s: %s", key, event_type, ", ".join(names(data)) or "unknown VMs", kind)
-        event = self.events[key] = (
-            known | {"Resources": None} | data | {"time": at, "was_removed": is_removed}
-        )
+        event = self.events[key] = known | {"Resources": None} | data | {"time": max(at, latest), "ids": [*ids, copy]}
         if is_end:
             event["phase"] = "ended"
             if others := self.preparations(key):
@@ -136,7 +143,7 @@ class Worker:
 
     def preparations(self, key: str) -> list[str]:
         """Return the other events that the VM is prepared for, or is being prepared for."""
-        preparing = {other for other, (_, phase, _) in self.jobs.items() if phase == "announced"}
+        preparing = {other for other, (_, phase, *_) in self.jobs.items() if phase == "announced"}
         return [
             other
             for other, event in self.events.items()
@@ -148,7 +155,7 @@ class Worker:
 
     def must_wait(self, key: str, phase: str) -> bool:
         """Return whether a command must not start yet: no two recoveries at once, none while the VM is prepared."""
-        is_recovering = any(running == "ended" for _, running, _ in self.jobs.values())
+        is_recovering = any(running == "ended" for _, running, *_ in self.jobs.values())
         return is_recovering or (phase == "ended" and bool(self.preparations(key)))
 
     def start(self, key: str, event: dict[str, Any], phase: str) -> None:
@@ -164,7 +171,7 @@ class Worker:
         process = subprocess.Popen(  # noqa: S603 - the operator's command, run without a shell
             shlex.split(command), env=os.environ | variables, stdin=subprocess.DEVNULL, start_new_session=True
         )
-        self.jobs[key] = (process, phase, time.time())
+        self.jobs[key] = (process, phase, time.time(), event.get("came_back", ""))
 
     def deadline(self, event: dict[str, Any], phase: str, started: float) -> float:
         """Return when a command must be done: after its time limit, and for --prepare before the event starts."""
@@ -172,24 +179,26 @@ class Worker:
         not_before = seconds(event["NotBeforeUtc"]) if phase == "announced" else None
         return min(limit, not_before - self.options.margin_seconds) if not_before else limit
 
-    def check(self, key: str, event: dict[str, Any], process: Any, phase: str, started: float) -> None:
+    def check(
+        self, key: str, event: dict[str, Any], process: Any, phase: str, started: float, story: str
+    ) -> None:
         """Stop a command that is late or no longer needed, or process its exit code."""
-        code = process.poll()
+        code, is_of_before = process.poll(), story != event.get("came_back", "")
         if code is None:
             late_seconds = time.time() - self.deadline(event, phase, started)
             is_needed = not self.preparations(key) if phase == "ended" else event["phase"] != "ended"
-            if late_seconds >= 0 or not is_needed:
+            if late_seconds >= 0 or is_of_before or not is_needed:
                 is_too_late = late_seconds > self.options.margin_seconds
                 end(process, signal.SIGKILL if is_too_late else signal.SIGTERM)
             return
         del self.jobs[key]
         log.log(logging.ERROR if code else logging.INFO, "%s: the command ended with exit code %d", key, code)
-        if phase == "ended" and code and self.preparations(key):
-            return  # it was stopped for another event, and runs again after that
+        if is_of_before or (phase == "ended" and code and self.preparations(key)):
+            return  # what was stopped for an event runs again after it
         if phase == "ended":
-            kept = {"time": event["time"], "was_removed": True} if event.get("was_removed") else {}
+            kept = {"time": event["time"], "ids": event["ids"], "phase": "over"}
             event.clear()
-            event |= kept | {"phase": "over"}  # even after a failure: it runs only once
+            event |= kept  # even after a failure: it runs only once
             return
         if code == 0:
             event["drained"] = True
@@ -211,7 +220,8 @@ class Worker:
             log.warning("%s: prepared, but not approved: %s", key, obstacle)
             return True
         self.save()  # the event is prepared, also if sending fails
-        name = str(uuid.uuid5(uuid.NAMESPACE_URL, f"urn:imds-worker:{key}:{event['NotBeforeUtc']}"))
+        story = f"{key}:{event['NotBeforeUtc']}{event.get('came_back', '')}"
+        name = str(uuid.uuid5(uuid.NAMESPACE_URL, f"urn:imds-worker:{story}"))
         expires = datetime.fromtimestamp(time.time() + left_seconds, UTC).isoformat()
         body = json.dumps(
             {"EventId": event["EventId"], "Id": name, "Reason": "prepared", "ExpiresAt": expires}

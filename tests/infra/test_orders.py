@@ -1,0 +1,84 @@
+"""Orders of the CloudEvents of one EventId that ends, and comes back: each consumer holds the VM for down when it should.
+
+`tests/data/orders.json` has for each message when its VM saw the change (`at`, seconds), its kind and id, the VMs that
+it names, and whether the VM is announced or down once a consumer has had it.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from infra.consumers.worker.worker import Worker
+from tests.support.paths import ROOT
+
+ORDERS: list[dict[str, Any]] = json.loads((ROOT / "tests/data/orders.json").read_text(encoding="utf-8"))
+STORY = runpy.run_path(str(ROOT / "schemas/snippets/story.py"))
+PAGE = (ROOT / "schemas/README.md").read_text(encoding="utf-8")
+IsDown = Callable[[dict[str, Any]], bool]
+
+
+def cloud_event(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the CloudEvent of a message."""
+    kind, at = message["kind"], message["at"]
+    status = {"scheduled": "Scheduled", "updated": "Scheduled"}.get(kind, kind.capitalize())
+    data = {"EventId": "E1", "EventType": "Reboot", "EventStatus": status, "Resources": message["resources"]}
+    return {
+        "id": message["id"],
+        "source": "/group",
+        "type": f"io.imdsbridge.scheduledevent.{kind}.v1",
+        "time": f"2026-11-20T12:{at // 60:02}:{at % 60:02}.000Z",
+        "correlationid": "E1",
+        "data": {**data, "NotBeforeUtc": "2126-11-20T13:00:00.000Z", "VmIsGone": None},
+    }
+
+
+def story(_: Path) -> IsDown:
+    """Judge by schemas/snippets/story.py."""
+    told: dict[str, Any] = {}
+
+    def is_down(event: dict[str, Any]) -> bool:
+        STORY["tell"](told, "web-0", event)
+        return bool(told["e1"]["down"] and not told["e1"]["end"])
+
+    return is_down
+
+
+def worker(folder: Path) -> IsDown:
+    """Judge by infra/consumers/worker, whose commands succeed at once."""
+    judge = Worker(Namespace(vm="web-0", types=["reboot"], state=folder / "state.json", secret=""))
+
+    def is_down(event: dict[str, Any]) -> bool:
+        assert judge.read(SimpleNamespace(body=[json.dumps(event).encode()], message_id="m"))
+        known = judge.events.get("e1", {"phase": "over"})
+        if known["phase"] == "ended":
+            done: Any = SimpleNamespace(poll=lambda: 0)
+            judge.jobs["e1"] = (done, "ended", 0.0, known.get("came_back", ""))
+            judge.check("e1", known, *judge.jobs["e1"])
+        return str(known["phase"]) != "over"
+
+    return is_down
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: str(order["name"]))
+@pytest.mark.parametrize("consumer", [story, worker])
+def test_a_vm_is_down_from_an_announcement_to_its_end_also_if_the_event_comes_back(
+    tmp_path: Path, consumer: Callable[[Path], IsDown], order: dict[str, Any]
+) -> None:
+    is_down = consumer(tmp_path)
+    found = [is_down(cloud_event(message)) for message in order["messages"]]
+    assert found == [message["down"] for message in order["messages"]]
+
+
+def test_the_page_has_every_order() -> None:
+    for order in ORDERS:
+        said = ", ".join("down" if message["down"] else "not down" for message in order["messages"])
+        messages = ", ".join(f"{message['kind']} {message['at']}" for message in order["messages"])
+        assert f"| {order['name']} | {messages} | {said} |" in PAGE
