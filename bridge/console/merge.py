@@ -17,7 +17,8 @@ from bridge.runtime.json import Json
 
 # Of several ends completed is believed before ended, and ended before canceled.
 END_RANK = {"completed": 3, "ended": 2, "canceled": 1}
-REOPEN_SECONDS = 60.0  # a later report than this after an end means that the event is there again
+# After an end, a `scheduled` means that the event is there again, and another report if it is so much later.
+REOPEN_SECONDS = 60.0
 MAX_NAMES = 1000
 # What reports of the same time are sorted by.
 _ORDER = ("advised", "scheduled", "updated", "started", *reversed(END_RANK))
@@ -135,10 +136,15 @@ def resources_of(data: Mapping[str, Json]) -> tuple[str, ...]:
 def _end(changes: Sequence[Report]) -> Report | None:
     """Return the end that is believed; None while the event is there, or once it is there again."""
     ends = [change for change in changes if change.kind in END_RANK]
-    others = [change.at for change in changes if change.kind not in END_RANK]
-    if not ends or (others and others[-1] > ends[-1].at + REOPEN_SECONDS):
+    # Which ends each of the others is a return after: those that are older.
+    returns = [
+        (change.at - REOPEN_SECONDS * (change.kind != "scheduled"), change.at)
+        for change in changes
+        if change.kind not in END_RANK
+    ]
+    if not ends or any(older > ends[-1].at for older, _ in returns):
         return None
-    reopened = [at for at in others if any(end.at + REOPEN_SECONDS < at for end in ends)]
+    reopened = [at for older, at in returns if older > ends[0].at]
     current = [end for end in ends if not reopened or end.at > reopened[-1]]
     return max(current or ends[-1:], key=_credibility)
 

@@ -92,7 +92,9 @@ def test_an_event_that_was_over_in_an_earlier_versions_state_stays_so_for_what_i
     tmp_path: Path, at: str | None
 ) -> None:
     state = tmp_path / "state.json"
-    state.write_text(json.dumps({"e1": {"phase": "over"} | ({"time": at, "was_removed": True} if at else {})}))
+    state.write_text(
+        json.dumps({"e1": {"phase": "over"} | ({"time": at, "was_removed": True} if at else {})})
+    )
     assert noted(tmp_path, ("scheduled", {}))["phase"] == ("announced" if at else "over")
 
 
