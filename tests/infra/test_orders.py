@@ -1,8 +1,8 @@
-"""Orders of the CloudEvents of one EventId that ends, and comes back: each consumer holds the VM for down when it should.
+"""Orders of the CloudEvents of one EventId that ends, and comes back: when each consumer holds the VM for down.
 
-`tests/data/orders.json` has for each message when its VM saw the change (`at`, seconds), its kind and id, the VMs that
-it names, and whether the VM is announced or down once a consumer has had it; `console` says where the console, which
-goes by `at` alone, takes another view.
+`tests/data/orders.json` has for each message when its VM saw the change (`at`, seconds), its kind and id, the VMs
+that it names, and whether the VM is announced or down once a consumer has had it; `console` says where the console,
+which goes by `at` alone, takes another view.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def worker(folder: Path) -> IsDown:
         if known["phase"] == "ended":
             done: Any = SimpleNamespace(poll=lambda: 0)
             judge.jobs["e1"] = (done, "ended", 0.0, known.get("came_back", ""))
-            judge.check("e1", known, *judge.jobs["e1"])
+            judge.check("e1", known)
         return str(known["phase"]) != "over"
 
     return is_down

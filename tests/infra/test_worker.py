@@ -26,7 +26,7 @@ def finish(worker: Worker, phase: str, story: str | None = None) -> None:
     event = worker.events["e1"]
     ended: Any = SimpleNamespace(poll=lambda: 0)
     worker.jobs["e1"] = (ended, phase, 0.0, event.get("came_back", "") if story is None else story)
-    worker.check("e1", event, *worker.jobs["e1"])
+    worker.check("e1", event)
 
 
 def noted(tmp_path: Path, *messages: tuple[str, dict[str, Any]]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_a_vm_that_an_event_no_longer_names_recovers_and_is_prepared_when_it_is_
 
 
 def test_what_a_command_of_the_story_before_has_done_counts_for_nothing(tmp_path: Path) -> None:
-    again = [("scheduled", {}), ("canceled", {}), ("scheduled", {})]
+    again: list[tuple[str, dict[str, Any]]] = [("scheduled", {}), ("canceled", {}), ("scheduled", {})]
     worker = Worker(Namespace(vm="web-0", types=["reboot"], state=tmp_path / "state.json", secret=""))
     worker.events["e1"] = noted(tmp_path, *again)
     finish(worker, "ended", "")

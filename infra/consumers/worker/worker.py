@@ -104,12 +104,10 @@ class Worker:
         if key not in self.events and (is_removed or not is_wanted):
             return
         ids = known.get("ids", [])
-        if copy in ids:
-            return
         is_over = known["phase"] in ("ended", "over")
         latest = known.get("time", "~")  # "~": an event that was over in a state of an earlier version
-        if at < (known.get("came_back", "") if is_end else latest):
-            return  # old news, or the end of the story before
+        if copy in ids or at < (known.get("came_back", "") if is_end else latest):
+            return  # a copy, old news, or the end of the story before
         if is_over and is_end:
             known["time"] = max(at, latest)
             return
@@ -117,7 +115,9 @@ class Worker:
             known = {"phase": "announced", "time": at, "came_back": at, "ids": ids}  # a new story
         is_moved = seconds(data["NotBeforeUtc"]) != seconds(known.get("NotBeforeUtc"))
         log.info("%s: %s of %s: %s", key, event_type, ", ".join(names(data)) or "unknown VMs", kind)
-        event = self.events[key] = known | {"Resources": None} | data | {"time": max(at, latest), "ids": [*ids, copy]}
+        event = self.events[key] = (
+            known | {"Resources": None} | data | {"time": max(at, latest), "ids": [*ids, copy]}
+        )
         if is_end:
             event["phase"] = "ended"
             if others := self.preparations(key):
@@ -132,7 +132,7 @@ class Worker:
         self.save()
         for key, event in self.events.items():
             if key in self.jobs:
-                self.check(key, event, *self.jobs[key])
+                self.check(key, event)
             if key in self.jobs:
                 continue
             if event["phase"] == "prepared" and self.approve(key, event):
@@ -179,10 +179,9 @@ class Worker:
         not_before = seconds(event["NotBeforeUtc"]) if phase == "announced" else None
         return min(limit, not_before - self.options.margin_seconds) if not_before else limit
 
-    def check(
-        self, key: str, event: dict[str, Any], process: Any, phase: str, started: float, story: str
-    ) -> None:
+    def check(self, key: str, event: dict[str, Any]) -> None:
         """Stop a command that is late or no longer needed, or process its exit code."""
+        process, phase, started, story = self.jobs[key]
         code, is_of_before = process.poll(), story != event.get("came_back", "")
         if code is None:
             late_seconds = time.time() - self.deadline(event, phase, started)
