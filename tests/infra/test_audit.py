@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import random
 from pathlib import Path
@@ -116,10 +117,41 @@ def test_no_value_of_any_property_ends_the_audit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["x", "[]", "1", '"a"', "null", "{}", "[" * 100_000, '{"type": 1}', "\x00"])
 def test_a_line_that_is_no_event_cannot_be_read_and_can_be_accepted(tmp_path: Path, line: str) -> None:
     file = write(tmp_path / "events.jsonl", history())
-    file.write_text(line + "\n" + file.read_text())
+    first, *others = file.read_text().splitlines()
+    file.write_text("\n".join([first, line, *others, ""]))
     done = run_audit("--file", file, "--json")
     assert (done.code, done.err) == (3, "")
     found = only(json.loads(done.out)["missing"])
     assert found["kind"] == "unreadable"
-    assert "byte 0 of" in found["what"]
+    assert f"byte {len(first) + 1} of" in found["what"]
     assert run_audit("--file", file, "--accept", found["id"]).code == 0
+
+
+@pytest.mark.parametrize(
+    "content", [b"x\n", b"[]\n", b"null\n", b"PK\x03\x04\n" * 99, "{}\n".encode("utf-16")]
+)
+def test_a_file_that_begins_with_no_event_is_refused_and_changes_nothing(
+    tmp_path: Path, content: bytes
+) -> None:
+    file, state = write(tmp_path / "events.jsonl", history()), tmp_path / "state"
+    whole = file.read_bytes()
+    file.write_bytes(content)
+    done = run_audit("--file", file, "--state", state)
+    assert (done.code, done.out) == (1, "")
+    assert "is no JSON object, expected a CloudEvent in each line" in done.err
+    file.write_bytes(whole)
+    assert run_audit("--file", file, "--state", state).code == 0
+
+
+def test_a_file_is_read_as_gzip_has_packed_it_and_one_that_was_cut_is_refused(tmp_path: Path) -> None:
+    file, state = write(tmp_path / "events.jsonl", history()), tmp_path / "state"
+    packed = file.with_name("events.jsonl.gz")
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    plain = run_audit("--file", file, "--json")
+    assert run_audit("--file", packed, "--json").out == plain.out
+    content = packed.read_bytes()
+    packed.write_bytes(content[: len(content) // 2])
+    assert run_audit("--file", packed, "--state", state).code == 1
+    packed.write_bytes(content)
+    for _ in range(2):
+        assert run_audit("--file", packed, "--state", state).code == 0

@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import pytest
+
 from bridge.imds.instance import Vm
 from tests.support.audit import HOUR, START, VM, Process, audit, iso, run_audit
 from tests.support.clock import MovedClock
@@ -55,6 +57,18 @@ def test_one_clock_that_is_days_ahead_hides_no_death_and_makes_none(tmp_path: Pa
     assert done.out.splitlines()[-1] == (
         "audit: complete, 10 events from 1 reporters, silence not judged: give --now"
     )
+
+
+@pytest.mark.parametrize("hours_ahead", [72, 400 * 24, -72])
+def test_a_clock_that_was_wrong_for_one_heartbeat_hides_no_death_of_its_own_vm(
+    tmp_path: Path, hours_ahead: int
+) -> None:
+    alive, dead = Process("web-1").start().hours(30), Process("web-2").start().hours(10)
+    other = Process("web-3").start().hours(30)
+    dead.events[1]["time"] = iso(START + (1 + hours_ahead) * HOUR)
+    verdict = audit(tmp_path, [*alive.events, *dead.events, *other.events])
+    assert [one["epoch"] for one in verdict.of("silent")] == [dead.epoch]
+    assert only(verdict.of("silent"))["since"] == dead.events[-1]["time"].replace(".000", "")
 
 
 def test_vms_of_a_list_of_azure_must_have_published(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 """Verify that every event of imds-bridge has arrived, and list those that have not."""
 
 import argparse
+import gzip
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -21,7 +22,7 @@ from itertools import groupby, pairwise
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.parse import unquote
 
 EXAMPLE = """examples:
@@ -57,7 +58,7 @@ class Run:
     source: str  # the VM: names are not unique
     first_at: float
     last_at: float
-    heartbeat_at: float = 0.0
+    heartbeat_at: float = 0.0  # of the heartbeat with the highest number
     ranges: list[list[int]] = field(default_factory=list)
     claimed: int = 0  # the highest number that a heartbeat of its own, or the next run, has named
     stopped: int = 0  # the number of the Stopping heartbeat
@@ -65,6 +66,7 @@ class Run:
     previous: str | None = None
     followers: int = 0  # how many runs name this one as the one before
     vm_id: str = ""  # in lower case, blank until it is known: VMs may share a configured source
+    heartbeat: int = 0  # the highest number of a heartbeat
 
     def add(self, number: int) -> bool:
         """Add a number; return whether it is new."""
@@ -80,6 +82,12 @@ class Run:
         if place < len(self.ranges) and self.ranges[place][0] == number + 1:
             before[1] = self.ranges.pop(place)[1]
         return True
+
+    def note_time(self, number: int, at: float) -> None:
+        """Note when an event was published: a clock may have been wrong for a while, so the number is the order."""
+        self.first_at = min(self.first_at, at)
+        if number == self.last:
+            self.last_at = at
 
     @property
     def last(self) -> int:
@@ -158,10 +166,11 @@ CREATE TABLE listed (id PRIMARY KEY, reporter, epoch, document) WITHOUT ROWID;
 CREATE TABLE found (id PRIMARY KEY, item);
 CREATE TABLE inputs (name PRIMARY KEY, position, tail);
 CREATE TABLE totals (since, events, duplicates);
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;
 """
+_UPGRADE = "ALTER TABLE runs ADD COLUMN heartbeat DEFAULT 0; PRAGMA user_version = 3"
 # In a state of version 1, `tail` is the last bytes of what was read; now, as text, the checksum of all of it.
-UPGRADE = "ALTER TABLE runs ADD COLUMN vm_id DEFAULT ''; PRAGMA user_version = 2"
+COMMANDS = {0: TABLES, 1: f"ALTER TABLE runs ADD COLUMN vm_id DEFAULT ''; {_UPGRADE}", 2: _UPGRADE}
 
 
 class OtherSinceError(ValueError):
@@ -201,7 +210,7 @@ class Audit:
         """Lock the state, which is made if it is new, and return its `since`, events and duplicates."""
         self.database.execute("BEGIN EXCLUSIVE")
         version = self.database.execute("PRAGMA user_version").fetchone()[0]
-        for command in {0: TABLES, 1: UPGRADE}.get(version, "").split(";"):
+        for command in COMMANDS.get(version, "").split(";"):
             self.database.execute(command)
         if not version:
             self.database.execute("INSERT INTO totals VALUES (?, 0, 0)", (since or 0.0,))
@@ -259,7 +268,7 @@ class Audit:
             return
         self.events += 1
         run.vm_id = max(run.vm_id, vm_id_of(data))
-        run.first_at, run.last_at = min(run.first_at, at), max(run.last_at, at)
+        run.note_time(number, at)
         if heartbeat:
             self.add_heartbeat(run, at, number, heartbeat)
         for one in listed:
@@ -274,7 +283,8 @@ class Audit:
 
     def add_heartbeat(self, run: Run, at: float, number: int, heartbeat: Heartbeat) -> None:
         """Note what a heartbeat says of its own run, and of the one before."""
-        run.heartbeat_at = max(run.heartbeat_at, at)
+        if number > run.heartbeat:
+            run.heartbeat, run.heartbeat_at = number, at
         run.claimed = max(run.claimed, heartbeat.claimed)
         if heartbeat.reason == "Stopping":
             run.stopped = max(run.stopped, number)
@@ -616,10 +626,15 @@ def show(line: str) -> None:
 
 
 def read_file(audit: Audit, path: Path) -> None:
-    """Add the events of a file, one per line, from where the last audit ended."""
+    """Add the events of a file, one per line, from where the last audit ended.
+
+    Raises:
+        OSError, EOFError: it cannot be read to its end.
+        ValueError: it is another one than before, or no file of events.
+    """
     name = str(path.resolve())
     position, known = audit.position(name)
-    with path.open("rb") as file:
+    with open_events(path) as file:
         read = checksum(file, position)
         if isinstance(known, bytes):  # of version 1: the last bytes
             file.seek(max(0, position - len(known)))
@@ -632,11 +647,21 @@ def read_file(audit: Audit, path: Path) -> None:
             if not line.endswith(b"\n") and not is_whole(line):
                 audit.notes.append(f"the last line of {path} is not complete: it was left out")
                 break
+            if not position and line.strip() and not is_whole(line):
+                text = "is no JSON object, expected a CloudEvent in each line, as text or packed by gzip"
+                raise ValueError(f"the first line of {path} {text}: {short(line)}")
             if line.strip():
                 audit.add(line, f"byte {position} of {path}")
             read.update(line)
             position += len(line)
     audit.set_position(name, position, read.hexdigest())
+
+
+def open_events(path: Path) -> BinaryIO:
+    """Open a file, or what gzip has made of one."""
+    with path.open("rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    return cast("BinaryIO", gzip.open(path)) if is_packed else path.open("rb")
 
 
 def checksum(file: BinaryIO, size: int) -> Any:
@@ -649,7 +674,7 @@ def checksum(file: BinaryIO, size: int) -> Any:
 
 
 def is_whole(line: bytes) -> bool:
-    """Return whether a last line without an end is an event all the same."""
+    """Return whether a line is a JSON object, also a last one without its end."""
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -816,23 +841,24 @@ def main() -> int:
     """Read the events, audit them and print the result."""
     options = read_options()
     logging.getLogger("azure").setLevel(logging.CRITICAL)  # errors are printed below
-    try:
-        audit = Audit(options.state, options.since)
-        if options.file:
-            read_file(audit, options.file)
-        else:
-            read_bus(audit, options)
-        now = options.now or (None if options.file else time.time())
-        expected = [*options.expect, *(listed_vms(options.expect_list) if options.expect_list else [])]
-        found = audit.missing(now, options.gone, expected)
-        audit.save()
-    except OtherSinceError as error:
-        print(f"audit: {error}", file=sys.stderr)
-        return 2
-    except Exception as error:  # noqa: BLE001 - the SDK raises errors of many families
-        print(f"audit: cannot read: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return report(audit, *set_aside(found, options.accept, options.sink), as_json=options.json)
+    with ExitStack() as stack:
+        try:
+            audit = stack.enter_context(closing(Audit(options.state, options.since)))
+            if options.file:
+                read_file(audit, options.file)
+            else:
+                read_bus(audit, options)
+            now = options.now or (None if options.file else time.time())
+            expected = [*options.expect, *(listed_vms(options.expect_list) if options.expect_list else [])]
+            found = audit.missing(now, options.gone, expected)
+            audit.save()
+        except OtherSinceError as error:
+            print(f"audit: {error}", file=sys.stderr)
+            return 2
+        except Exception as error:  # noqa: BLE001 - the SDK raises errors of many families
+            print(f"audit: cannot read: {type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+        return report(audit, *set_aside(found, options.accept, options.sink), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ WITH settings AS (
 ), runs AS (
   SELECT epoch, min(reporter) AS reporter, split_part(min(reporter), '/', -1) AS role, lower(min(source)) AS vm,
     max(coalesce(lower(vm_id), '')) AS vm_id,
-    max(number) AS last_number, max(seconds) AS last_at,
+    max(number) AS last_number, max_by(seconds, number) AS last_at, -- a clock may have been wrong meanwhile
     max(CASE WHEN is_heartbeat AND reason = 'Stopping' THEN number ELSE 0 END) AS stopped,
-    coalesce(max(CASE WHEN is_heartbeat THEN seconds END), min(seconds)) AS alive_at
+    coalesce(max_by(CASE WHEN is_heartbeat THEN seconds END, CASE WHEN is_heartbeat THEN number END), min(seconds)) AS alive_at
   FROM own GROUP BY epoch
 ), last_runs AS ( -- of each process the latest run that no other follows; one without a VM's id belongs to a later one's VM
   SELECT *, row_number() OVER (PARTITION BY vm, role, vm_id ORDER BY last_at DESC, epoch DESC) AS place,
