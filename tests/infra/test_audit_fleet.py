@@ -39,6 +39,21 @@ def test_vms_of_one_source_do_not_hide_each_others_death(tmp_path: Path) -> None
     assert audit(tmp_path, [*unknown.events, *after.events], "--now", iso(after.at)).code == 0
 
 
+@pytest.mark.parametrize("role", ["forward", "listen"])
+@pytest.mark.parametrize("is_known_later", [False, True])
+def test_vms_of_one_source_without_ids_are_told_apart_by_their_reporters(
+    tmp_path: Path, role: str, is_known_later: bool
+) -> None:
+    alive, dead = (Process(name, role=role).start(source="urn:fleet") for name in ("web-1", "web-2"))
+    if is_known_later:
+        alive.vm_id = "a"
+    alive.hours(9)
+    other = Process("web-3").start(source="urn:other").hours(9)
+    events = [*alive.events, *dead.events, *other.events]
+    verdict = audit(tmp_path, events)
+    assert [one["epoch"] for one in verdict.of("silent")] == [dead.epoch]
+
+
 def test_one_clock_that_is_days_ahead_hides_no_death_and_makes_none(tmp_path: Path) -> None:
     ahead, other = Process("web-1").start(), Process("web-2").start().hours(9)
     ahead.hours(9)

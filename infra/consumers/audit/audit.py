@@ -121,8 +121,8 @@ class Run:
 
     @property
     def vm(self) -> tuple[str, str]:
-        """What names its VM."""
-        return self.source.lower(), self.vm_id
+        """What names its VM: VMs may share a source."""
+        return self.source.lower(), self.vm_id or self.reporter.rpartition("/")[0].lower()
 
     @property
     def role(self) -> str:
@@ -427,13 +427,14 @@ class Audit:
         return max(sorted(reached.values())[:-1], default=None)
 
     def last_runs(self) -> Iterator[Run]:
-        """Yield the last run of each process; one without a VM id belongs to the VM of a later one."""
+        """Yield the last run of each process; one without a VM id belongs to a later one's VM of its name."""
         runs = self.select("WHERE followers = 0 ORDER BY source COLLATE NOCASE, last_at, epoch")
         for _, of_source in groupby(runs, key=lambda run: run.source.lower()):
             processes: dict[tuple[str, str], Run] = {}
             for run in of_source:
-                processes.pop((run.role, ""), None)
-                processes[run.role, run.vm_id] = run
+                unknown = f"{run.reporter.lower()} "  # no id has a blank at its end
+                processes.pop((run.role, unknown), None)
+                processes[run.role, run.vm_id or unknown] = run
             yield from processes.values()
 
     def begun_before(self) -> Iterator[str]:

@@ -23,20 +23,21 @@ WITH settings AS (
   SELECT epoch, number + 1 AS low, lead(number) OVER (PARTITION BY epoch ORDER BY number) - 1 AS high FROM bounds
 ), runs AS (
   SELECT epoch, min(reporter) AS reporter, split_part(min(reporter), '/', -1) AS role, lower(min(source)) AS vm,
-    max(coalesce(lower(vm_id), '')) AS vm_id,
+    max(coalesce(lower(vm_id), '')) AS vm_id, lower(min(reporter)) AS name,
     max(number) AS last_number, max_by(seconds, number) AS last_at, -- a clock may have been wrong meanwhile
     max(CASE WHEN is_heartbeat AND reason = 'Stopping' THEN number ELSE 0 END) AS stopped,
     coalesce(max_by(CASE WHEN is_heartbeat THEN seconds END, CASE WHEN is_heartbeat THEN number END), min(seconds)) AS alive_at
   FROM own GROUP BY epoch
-), last_runs AS ( -- of each process the latest run that no other follows; one without a VM's id belongs to a later one's VM
-  SELECT *, row_number() OVER (PARTITION BY vm, role, vm_id ORDER BY last_at DESC, epoch DESC) AS place,
-    row_number() OVER (PARTITION BY vm, role ORDER BY last_at DESC, epoch DESC) AS place_of_all
+), last_runs AS ( -- of each process the latest run that no other follows; one without a VM's id belongs to a later one's of its name
+  SELECT *, CASE WHEN vm_id = '' THEN regexp_replace(name, '/[^/]*$', '') ELSE vm_id END AS known_as,
+    row_number() OVER (PARTITION BY vm, role, vm_id ORDER BY last_at DESC, epoch DESC) AS place,
+    row_number() OVER (PARTITION BY vm, role, name ORDER BY last_at DESC, epoch DESC) AS place_of_name
   FROM runs WHERE NOT EXISTS (SELECT 1 FROM starts WHERE starts.previous = runs.epoch)
 ), processes AS (
-  SELECT * FROM last_runs WHERE place = 1 AND (vm_id <> '' OR place_of_all = 1)
+  SELECT * FROM last_runs WHERE CASE WHEN vm_id = '' THEN place_of_name ELSE place END = 1
 ), vms AS (
   SELECT row_number() OVER (ORDER BY max(last_at) DESC) AS place, max(last_at) AS reached
-  FROM processes WHERE role <> 'relay' GROUP BY vm, vm_id
+  FROM processes WHERE role <> 'relay' GROUP BY vm, known_as
 ), judged AS ( -- one VM's clock may be ahead; two are a fleet that goes on
   SELECT silent_seconds, coalesce(checked_at, (SELECT max(reached) FROM vms WHERE place = 2)) AS now FROM settings
 )
