@@ -41,7 +41,12 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return found
 
 
-_decoder = BoundedDecoder(max_depth=_MAX_DEPTH, object_pairs_hook=_unique)
+def _refuse(name: str) -> Json:
+    """Refuse NaN and Infinity, which Python reads."""
+    raise ValueError(f"{name} is no value of JSON")
+
+
+_decoder = BoundedDecoder(max_depth=_MAX_DEPTH, object_pairs_hook=_unique, parse_constant=_refuse)
 _lenient = BoundedDecoder(max_depth=_MAX_DEPTH)
 
 

@@ -311,9 +311,11 @@ def _imds(config: Config) -> Iterator[Finding]:
     with closing(ImdsClient(config.imds, clock=Clock())) as client:
         yield _document(client)
         if client.version_error:
-            yield Finding(
-                "imds", "warn", client.version_error, "enable the version in Azure, or leave api_version out"
+            remedy = (
+                "leave api_version out, or enable the version in Azure: 2024-07-09 needs the subscription's feature "
+                "Microsoft.Compute/SpotPlus"
             )
+            yield Finding("imds", "warn", client.version_error, remedy)
         yield from _instance(client, config.vm_source)
         yield from _clock(client)
 
@@ -359,7 +361,9 @@ def _instance(client: ImdsClient, source: str) -> Iterator[Finding]:
     else:
         yield Finding("instance", "ok", f"this VM is {vm.name}")
     if source and not any(known and known.lower() in source.lower() for known in (vm.name, vm.vm_id)):
-        remedy = "put the VM's name or id into it: VMs of one source hide each other's end in the audit"
+        remedy = (
+            "put the VM's name or id into it: VMs of one source and name hide each other's end in the audit"
+        )
         yield Finding("instance", "warn", f"vm_source names no VM: {source}", remedy)
 
 

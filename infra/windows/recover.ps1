@@ -10,7 +10,7 @@ try {
     [Console]::OutputEncoding = [Text.Encoding]::UTF8
     $Found = Get-Service $Service
     if ($Found.Name -ne $Service) { throw 'no service has this name' }    # a pattern that matches none is no error
-    if ($Found.Status -eq 'StopPending') { $Found.WaitForStatus('Stopped') }    # by a drain that was ended: it cannot be started before
+    if ($Found.Status -eq 'StopPending') { $Found.WaitForStatus('Stopped', '00:00:30') }    # by a drain that was ended: it cannot be started before
     Start-Service $Service    # already started is fine: it may run twice
     Write-Output "$Service is started after the $env:IMDS_BRIDGE_EVENT_TYPE $env:IMDS_BRIDGE_EVENT_ID"
 } catch {

@@ -20,7 +20,15 @@ def tell(told: dict[str, Any], vm: str, event: dict[str, Any]) -> str | None:
     if kind == "advised" or data.get("EndReason") == "Advisory":
         return None  # an early warning: nothing is scheduled
     copy, affected = f"{event['source']} {event['id']}".lower(), affects(data.get("Resources"), vm)
-    new = {"seen": [], "time": "", "type": data.get("EventType"), "down": False, "at": None, "end": None, "again": ""}
+    new = {
+        "seen": [],
+        "time": "",
+        "type": data.get("EventType"),
+        "down": False,
+        "at": None,
+        "end": None,
+        "again": "",
+    }
     known = told.get(key, new)
     if copy in known["seen"] or (key not in told and affected is False):
         return None

@@ -155,7 +155,12 @@ def test_a_drain_and_its_recovery_take_the_name_of_a_service_and_may_run_while_i
     checked, _, rest = script.partition(f"{act} $Service")
     assert "if ($Found.Name -ne $Service) { throw" in checked  # a pattern that matches none is no error
     assert "StopPending" in checked
-    assert "$Found.WaitForStatus('Stopped')" in script
+    waits = (
+        "$Found.WaitForStatus('Stopped')"
+        if script is DRAIN
+        else "$Found.WaitForStatus('Stopped', '00:00:30')"
+    )
+    assert waits in script
     assert re.findall(r"exit (\d+)", rest) == (["1", "0"] if script is DRAIN else ["75", "0"])
 
 

@@ -220,6 +220,10 @@ NO_NAMES: list[Any] = [5, ["web-0"], "\u200b", "web\x000"]
         ('{"EventId":"A"}'.encode("utf-16-le"), "not JSON"),
         (b'{"EventId":' * 20_000 + b"1" + b"}" * 20_000, "nested too deeply"),
         (b'"text"', "not a JSON object"),
+        *(
+            (f'{{"EventId":"A","Note":{one}}}'.encode(), "not JSON")
+            for one in ("NaN", "Infinity", "-Infinity")
+        ),
         (b" " * (MAX_BODY_BYTES + 1), "at most"),
         *(({"EventId": event_id}, "expected 1 to 200 printable") for event_id in NO_IDS),
         *(({"EventIds": [event_id]}, "expected 1 to 200 printable") for event_id in (["A"], "a b", None)),
