@@ -46,7 +46,16 @@ param terminateNoticeMinutes int = 10
 @description('Whether a new OS image and a reimage are announced; the notice is always 15 minutes.')
 param osImageNotice bool = true
 
-resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2024-11-01' = {
+@description('Whether Azure approves reboots and redeployments that a user starts, before any listener can.')
+param approveUserInitiated bool = false
+
+@description('Whether Azure approves an event when all instances are down at once, as it does by default.')
+param approveAllInstancesDown bool = true
+
+@description('Whether Azure publishes scheduled events to Event Grid and Resource Graph, too (preview).')
+param publishToEventGrid bool = false
+
+resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2025-04-01' = {
   name: name
   location: location
   tags: tags
@@ -62,6 +71,23 @@ resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2024-11-01' = {
   properties: {
     orchestrationMode: 'Uniform'
     singlePlacementGroup: singlePlacementGroup ? null : false // true is Azure's default
+    scheduledEventsPolicy: {
+      allInstancesDown: {
+        automaticallyApprove: approveAllInstancesDown
+      }
+      userInitiatedReboot: {
+        automaticallyApprove: approveUserInitiated
+      }
+      userInitiatedRedeploy: {
+        automaticallyApprove: approveUserInitiated
+      }
+      scheduledEventsAdditionalPublishingTargets: {
+        eventGridAndResourceGraph: {
+          enable: publishToEventGrid
+          scheduledEventsApiVersion: publishToEventGrid ? '2024-07-09' : null
+        }
+      }
+    }
     overprovision: false // an extra VM would run forward and vanish, and look silent
     upgradePolicy: {
       mode: 'Manual' // existing instances change when you upgrade them, see README.md
