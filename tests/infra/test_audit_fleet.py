@@ -6,11 +6,12 @@ import json
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from bridge.imds.instance import Vm
-from tests.support.audit import HOUR, START, VM, Process, audit, iso, run_audit
+from tests.support.audit import HOUR, START, VM, Process, audit, iso, missing, run_audit
 from tests.support.clock import MovedClock
 from tests.support.console import shown
 from tests.support.forward import Station
@@ -84,6 +85,25 @@ def test_a_clock_that_was_wrong_for_one_heartbeat_hides_no_death_of_its_own_vm(
     verdict = audit(tmp_path, [*alive.events, *dead.events, *other.events])
     assert [one["epoch"] for one in verdict.of("silent")] == [dead.epoch]
     assert only(verdict.of("silent"))["since"] == dead.events[-1]["time"].replace(".000", "")
+
+
+@pytest.mark.parametrize("trial", range(20))
+def test_wrong_clocks_of_vms_that_live_and_of_vms_that_die_change_no_verdict(trial: int) -> None:
+    chance = Random(trial)  # noqa: S311 - repeatable
+    for _ in range(10):
+        fleet = [
+            (Process(f"web-{number}").start(), chance.choice([30, chance.randrange(1, 28)]))
+            for number in range(5)
+        ]
+        for process, hours in fleet:
+            process.hours(hours)
+            for event in process.events[:-1]:
+                if chance.random() < 0.2:
+                    event["time"] = iso(START + chance.choice([-72, 5, 72, 9600]) * HOUR)
+        events = [event for process, _ in fleet for event in process.events]
+        chance.shuffle(events)
+        found = {one["epoch"] for one in missing(events, iso(START + 30 * HOUR)) if one["kind"] == "silent"}
+        assert found == {process.epoch for process, hours in fleet if hours < 29}
 
 
 def test_vms_of_a_list_of_azure_must_have_published(tmp_path: Path) -> None:
