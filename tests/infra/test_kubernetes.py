@@ -165,11 +165,98 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess
 
 
 def rendered(release: str = "imds-bridge", /, *options: str, **values: Any) -> dict[str, dict[str, Any]]:
+    """Return what the chart makes of values, by kind and name, without its hooks."""
+    return with_hooks(release, "--no-hooks", *options, **values)
+
+
+def with_hooks(release: str, /, *options: str, **values: Any) -> dict[str, dict[str, Any]]:
     """Return what the chart makes of values, by kind and name."""
     done = helm("template", release, ".", "--namespace", "imds-bridge", *options, values=values)
     assert done.returncode == 0, done.stderr
     found = [one for one in yaml.safe_load_all(done.stdout) if one]
     return {f"{one['kind']} {one['metadata']['name']}": one for one in found}
+
+
+def checks(**values: Any) -> dict[str, dict[str, Any]]:
+    """Return the pod templates of the Jobs that check configurations before an upgrade, by role."""
+    found = with_hooks("web", **values).items()
+    return {
+        key.removeprefix("Job web-").rpartition("-check-")[0]: one["spec"]["template"]["spec"]
+        for key, one in found
+        if key.startswith("Job ")
+    }
+
+
+def test_a_job_tries_every_configuration_in_the_pod_of_its_role_before_anything_changes() -> None:
+    values = everything(
+        env=[{"name": "IMDS_BRIDGE__LOG__LEVEL", "value": "DEBUG"}],
+        volumes=[{"name": "tools", "emptyDir": {}}],
+        volumeMounts=[{"name": "tools", "mountPath": "/tools"}],
+    )
+    got = with_hooks("web", **values)
+    assert_valid(one for key, one in got.items() if key.startswith("Job "))
+    found = checks(**values)
+    assert {*found} == {"forward", "listen", "drain", "relay"}
+    for role, pod in found.items():
+        names = ["forward", "listen"] if role == "drain" else [role]
+        told = [one["args"] for one in pod["containers"]]
+        check = ["imds-bridge", "config", "check", "--role"]
+        assert told == [[*check, name, "/etc/imds-bridge/config.toml"] for name in names]
+        real = workload(got, role)["template"]["spec"]
+        for one, other in zip(pod["containers"], real["containers"], strict=True):
+            assert {*other} - {*one} <= {"startupProbe", "livenessProbe", "readinessProbe"}
+            assert (one["env"], one["volumeMounts"]) == (other["env"], other["volumeMounts"])
+        assert {"state": {}, "tools": {}}.items() <= {
+            one["name"]: one["emptyDir"] for one in pod["volumes"] if "emptyDir" in one
+        }.items()
+        assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
+        assert not {"serviceAccountName", "hostNetwork", "initContainers"} & {*pod}
+    for name in (one for one in got if "-check-" in one):
+        about = got[name]["metadata"]
+        assert about["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+        if name.startswith("Job "):
+            mounted = {one["name"]: one for one in got[name]["spec"]["template"]["spec"]["volumes"]}
+            assert mounted["config"]["configMap"]["name"] == about["name"]
+            config = got[f"ConfigMap {about['name']}"]
+            assert config["metadata"]["annotations"]["helm.sh/hook-weight"] == "-1"
+            role = re.split("-", about["name"])[1]
+            assert config["data"] == config_map(got, f"web-{role}")["data"]
+
+
+def test_the_check_reads_the_map_that_exists_and_the_file_that_arguments_name_and_can_be_turned_off() -> None:
+    forward: dict[str, Any] = {"existingConfigMap": "mine"}
+    pod = checks(forward=forward)["forward"]
+    assert {"name": "mine"} in [one.get("configMap") for one in pod["volumes"]]
+    for words in (["--config", "/x.toml"], ["--config=/x.toml"]):
+        one = only(checks(forward={"extraArgs": words})["forward"]["containers"])
+        assert one["args"][-1] == "/x.toml"
+    assert checks(checkConfig={"enabled": False}) == {}
+
+
+def test_a_process_reads_the_mounted_file_and_no_defaults_unless_arguments_name_another() -> None:
+    for words, expected in (
+        ([], ["--config", "/etc/imds-bridge/config.toml"]),
+        (["--config=/x"], ["--config=/x"]),
+    ):
+        pod = workload(rendered("web", forward={"extraArgs": words}), "forward")["template"]["spec"]
+        assert only(pod["containers"])["args"] == ["forward", *expected]
+
+
+def test_a_check_that_fails_gives_the_exit_code_and_says_what_to_do(tmp_path: Path) -> None:
+    command = only(checks()["forward"]["containers"])["command"]
+    for code in (0, 2):
+        fake = tmp_path / "imds-bridge"
+        fake.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+        fake.chmod(0o755)
+        done = subprocess.run(
+            [*command, "imds-bridge", "config"],
+            capture_output=True,
+            check=False,
+            text=True,
+            env={"PATH": f"{tmp_path}:/bin"},
+        )
+        assert (done.returncode, done.stdout) == (code, "config\n")
+        assert ("checkConfig.enabled=false" in done.stderr) == bool(code)
 
 
 def refused(**values: Any) -> str:
@@ -230,6 +317,10 @@ def test_the_chart_applies_the_manifests_of_what_is_enabled_under_names_of_the_r
         for one in (*documents("serviceaccounts.yaml"), *documents(f"{role}.yaml")):
             if one["metadata"]["name"] != plain:
                 continue
+            for part in (
+                one["spec"]["template"]["spec"]["containers"] if "template" in one.get("spec", {}) else ()
+            ):
+                part["args"] += ["--config", "/etc/imds-bridge/config.toml"]
             text = json.dumps(one)
             for before, after in changes.items():
                 text = text.replace(before, after)

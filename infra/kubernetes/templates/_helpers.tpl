@@ -99,7 +99,8 @@
 {{- $_ := set $one "resources" (mergeOverwrite dict $one.resources (deepCopy $own.resources)) }}
 {{- end }}
 {{- range $index, $one := $pod.containers }}
-{{- $arguments := concat $one.args (ternary (list "--dry-run") list (and (eq $one.name "listen") $own.dryRun)) $own.extraArgs }}
+{{- $path := ternary list (list "--config" "/etc/imds-bridge/config.toml") (contains "\"--config" (toJson $own.extraArgs)) }}
+{{- $arguments := concat $one.args $path (ternary (list "--dry-run") list (and (eq $one.name "listen") $own.dryRun)) $own.extraArgs }}
 {{- $_ := set $one "args" $arguments }}
 {{- $env := concat ($one.env | default list) $own.env }}
 {{- $port := "" }}
@@ -123,4 +124,43 @@
 {{- include "imds-bridge.refuseTwice" (dict "items" $env "key" "name" "value" (printf "%s.env" $.role)) }}
 {{- include "imds-bridge.refuseTwice" (dict "items" $one.volumeMounts "key" "mountPath" "value" (printf "%s.volumeMounts" $.role)) }}
 {{- end }}
+{{- end }}
+
+{{- /*
+A Job that tries the new configuration before anything changes, from the pod template of a role: a DaemonSet also
+replaces pods that are not ready, whatever maxUnavailable says.
+*/}}
+{{- define "imds-bridge.check" }}
+{{- $template := deepCopy .template }}
+{{- $pod := $template.spec }}
+{{- $hash := list .template .map | toJson | sha256sum | trunc 10 }}
+{{- $name := printf "%s-check-%s" .name $hash }}
+{{- $run := `imds-bridge "$@" && exit; code=$?; echo "Nothing was changed. If a Secret is created by this same sync: checkConfig.enabled=false" >&2; exit $code` }}
+{{- $hook := dict "helm.sh/hook" "pre-install,pre-upgrade" "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" }}
+{{- $_ := set $template "metadata" (dict "labels" .labels) }}
+{{- range list "initContainers" "hostNetwork" "dnsPolicy" "serviceAccountName" "terminationGracePeriodSeconds" }}
+{{- $_ := unset $pod . }}
+{{- end }}
+{{- $_ := set $pod "automountServiceAccountToken" false }}
+{{- $_ := set $pod "restartPolicy" "Never" }}
+{{- range $pod.volumes }}
+{{- if eq .name "state" }}{{ $_ := set (unset (unset . "hostPath") "persistentVolumeClaim") "emptyDir" dict }}{{ end }}
+{{- if and (eq .name "config") $.map }}{{ $_ := set . "configMap" (dict "name" $name) }}{{ end }}
+{{- end }}
+{{- range $one := $pod.containers }}
+{{- $file := "/etc/imds-bridge/config.toml" }}
+{{- range $index, $word := $one.args }}
+{{- if eq $word "--config" }}{{ $file = index $one.args (add1 $index) }}{{ end }}
+{{- if hasPrefix "--config=" $word }}{{ $file = trimPrefix "--config=" $word }}{{ end }}
+{{- end }}
+{{- $_ := set $one "args" (list "imds-bridge" "config" "check" "--role" (first $one.args) $file) }}
+{{- $_ := set $one "command" (list "sh" "-c" $run) }}
+{{- range list "startupProbe" "livenessProbe" "readinessProbe" "ports" }}{{ $_ := unset $one . }}{{ end }}
+{{- end }}
+{{- with .map }}
+---
+{{ dict "apiVersion" "v1" "kind" "ConfigMap" "metadata" (dict "name" $name "namespace" $.root.Release.Namespace "labels" $.labels "annotations" (merge (dict "helm.sh/hook-weight" "-1") $hook)) "data" .data | toYaml }}
+{{- end }}
+---
+{{ dict "apiVersion" "batch/v1" "kind" "Job" "metadata" (dict "name" $name "namespace" .root.Release.Namespace "labels" .labels "annotations" (merge (dict "helm.sh/hook-output-log-policy" "hook-failed") $hook)) "spec" (dict "backoffLimit" 0 "activeDeadlineSeconds" 120 "ttlSecondsAfterFinished" 600 "template" $template) | toYaml }}
 {{- end }}
