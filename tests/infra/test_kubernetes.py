@@ -424,15 +424,52 @@ def test_one_value_takes_the_flag_and_the_right_to_delete_pods_and_another_keeps
 ) -> None:
     values = {"enabled": True, "force": force, "cordonOnly": cordon_only}
     got = rendered(forward={"enabled": False}, drain=values)
-    config = tomllib.loads(config_map(got, "imds-bridge-drain")["data"]["config.toml"])
-    own = ["--cordon-only"] if cordon_only else []
-    runs = [rule["run"][2:] for rule in config["approvals"]["auto"]]
-    assert runs == [["drain", *own, *(["--force"] if force else [])], ["drain", *own]]
-    assert [rule["recover"][2:] for rule in config["approvals"]["auto"]] == [["recover"]] * 2
+    text = (FOLDER / "drain.toml").read_text()
+    assert config_map(got, "imds-bridge-drain")["data"]["config.toml"] == text
+    for one in workload(got, "drain", "imds-bridge")["template"]["spec"]["containers"]:
+        switches = {
+            each["name"]: each.get("value") for each in one.get("env", ()) if each["name"] != "NODE_NAME"
+        }
+        expected = ({} if force else {"DRAIN_FORCE": "false"}) | (
+            {"DRAIN_CORDON_ONLY": "true"} if cordon_only else {}
+        )
+        assert switches == expected
     rules = got["ClusterRole imds-bridge-imds-bridge-drain"]["rules"]
-    assert [rule for rule in documents("drain.yaml")[1]["rules"] if rule not in rules] == (
-        [] if force else [{"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]}]
+    gone = [rule for rule in documents("drain.yaml")[1]["rules"] if rule not in rules]
+    verbs = {(resource, verb) for rule in gone for resource in rule["resources"] for verb in rule["verbs"]}
+    of_pods = {("pods", "list"), ("pods", "delete"), ("pods/eviction", "create")}
+    assert verbs == (of_pods if cordon_only else set() if force else {("pods", "delete")})
+
+
+SPELLINGS = [
+    "run = ['/x', 'drain', '--force']",
+    'run = ["/x", "drain","--force"]',
+    'run = ["/x", "drain" , "--force"]',
+    'run = [\n"/x",\n"drain",\n"--force"]',
+    'run = ["/x", "drain", "--for"]',
+    """run = ["sh", "-c", "/x drain --force"]""",
+    'url_file = "drain"',
+    '[sinks."drain"]',
+]
+
+
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_the_switches_of_the_drain_change_no_text_in_any_spelling(text: str) -> None:
+    got = rendered(
+        forward={"enabled": False},
+        drain={"enabled": True, "force": False, "cordonOnly": True, "config": text},
+        checkConfig={"enabled": False},
     )
+    assert config_map(got, "imds-bridge-drain")["data"]["config.toml"] == text
+
+
+def test_an_older_image_that_does_not_know_the_switches_is_refused() -> None:
+    off = {"enabled": False}
+    for switch in ({"force": False}, {"cordonOnly": True}):
+        why = refused(image={"tag": "0.0.9"}, forward=off, drain={"enabled": True, **switch})
+        assert "image.tag: 0.0.9 does not know the variables" in why
+    rendered(image={"tag": "0.0.9"}, forward=off, drain={"enabled": True})
+    rendered(image={"tag": "mine"}, forward=off, drain={"enabled": True, "cordonOnly": True})
 
 
 @pytest.mark.parametrize(("other_release", "namespace"), [("db", "imds-bridge"), ("web", "other")])

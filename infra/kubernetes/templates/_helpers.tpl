@@ -28,6 +28,12 @@
 {{- if not (or $forward.enabled .Values.listen.enabled $drain.enabled .Values.relay.enabled) }}
 {{- fail "nothing is enabled: enable forward, listen, drain or relay" }}
 {{- end }}
+{{- $tag := .Values.image.tag }}
+{{- if and $drain.enabled (or $drain.cordonOnly (not $drain.force)) (not .Values.image.digest) (regexMatch "^v?[0-9]+[.][0-9]+[.][0-9]+" $tag) }}
+{{- if semverCompare (printf "<%s" .Chart.AppVersion) $tag }}
+{{- fail (printf "image.tag: %s does not know the variables that drain.force=false and drain.cordonOnly=true set; use %s or later" $tag .Chart.AppVersion) }}
+{{- end }}
+{{- end }}
 {{- if and $forward.enabled $drain.enabled }}
 {{- $apart := false }}
 {{- range $key, $value := $forward.nodeSelector }}
@@ -39,8 +45,8 @@
 {{- end }}
 {{- range $role := list "forward" "listen" "drain" "relay" }}
 {{- $own := index $.Values $role }}
-{{- if and $own.existingConfigMap (or $own.config $own.cordonOnly) }}
-{{- fail (printf "%s.existingConfigMap takes the place of config, and cordonOnly changes config: give one of them" $role) }}
+{{- if and $own.existingConfigMap $own.config }}
+{{- fail (printf "%s.existingConfigMap takes the place of config: give one of them" $role) }}
 {{- end }}
 {{- if not (or $own.serviceAccount.create $own.serviceAccount.name) }}
 {{- fail (printf "%s.serviceAccount: with create=false, give the name of the account to use" $role) }}
@@ -62,10 +68,6 @@
 {{- define "imds-bridge.config" -}}
 {{- $own := index .root.Values .role }}
 {{- $config := $own.config | default (.root.Files.Get (printf "%s.toml" .role) | replace (printf "imds-bridge-%s" .role) .secret) }}
-{{- if eq .role "drain" }}
-{{- $config = ternary $config (replace ", \"--force\"" "" $config) $own.force }}
-{{- $config = ternary (replace "\"drain\"" "\"drain\", \"--cordon-only\"" $config) $config $own.cordonOnly }}
-{{- end }}
 {{- $config }}
 {{- end }}
 
@@ -102,7 +104,12 @@
 {{- $path := ternary list (list "--config" "/etc/imds-bridge/config.toml") (contains "\"--config" (toJson $own.extraArgs)) }}
 {{- $arguments := concat $one.args $path (ternary (list "--dry-run") list (and (eq $one.name "listen") $own.dryRun)) $own.extraArgs }}
 {{- $_ := set $one "args" $arguments }}
-{{- $env := concat ($one.env | default list) $own.env }}
+{{- $switches := list }}
+{{- if eq $.role "drain" }}
+{{- if not $own.force }}{{ $switches = append $switches (dict "name" "DRAIN_FORCE" "value" "false") }}{{ end }}
+{{- if $own.cordonOnly }}{{ $switches = append $switches (dict "name" "DRAIN_CORDON_ONLY" "value" "true") }}{{ end }}
+{{- end }}
+{{- $env := concat ($one.env | default list) $switches $own.env }}
 {{- $port := "" }}
 {{- if $own.podMonitor.enabled }}
 {{- $port = add $own.podMonitor.port $index }}
