@@ -294,7 +294,11 @@ def config_map(got: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("release", "namespace", "roles"),
-    [("imds-bridge", "imds-bridge", ["forward"]), ("web", "shop", ["listen", "drain", "relay"])],
+    [
+        ("imds-bridge", "imds-bridge", ["forward"]),
+        ("web", "shop", ["listen", "relay"]),
+        ("web", "shop", ["drain"]),
+    ],
 )
 def test_the_chart_applies_the_manifests_of_what_is_enabled_under_names_of_the_release(
     release: str, namespace: str, roles: list[str]
@@ -638,6 +642,21 @@ def patched(what: str) -> dict[str, Any]:
 )
 def test_values_that_cannot_work_are_refused(role: str, values: dict[str, Any], why: str) -> None:
     assert why in refused(**{role: values})
+
+
+def test_a_drain_and_a_listen_on_the_same_nodes_and_two_relays_are_refused() -> None:
+    off, on = {"enabled": False}, {"enabled": True}
+    assert "drain has a listen of its own" in refused(forward=off, listen=on, drain=on)
+    rendered(forward=off, listen=on | {"affinity": {"podAffinity": {}}}, drain=on)
+    two = {"Deployment": {"spec": {"replicas": 2}}}
+    assert "it has one replica" in refused(forward=off, relay=on | {"patch": two})
+
+
+def test_the_accounts_name_their_namespace_so_that_kustomize_changes_the_bindings() -> None:
+    every = (*documents("serviceaccounts.yaml"), *documents("drain.yaml"))
+    accounts = [one["metadata"] for one in every if one["kind"] == "ServiceAccount"]
+    assert {one["namespace"] for one in accounts} == {"imds-bridge"}
+    assert len(accounts) == 3
 
 
 def test_the_notes_name_the_command_that_waits_for_every_node() -> None:

@@ -501,14 +501,14 @@ def test_outside_a_pod_it_says_what_is_missing(
 
 
 @contextmanager
-def listening(api: ApiServer, imds: ImdsLab, vm: str = "web-0") -> Iterator[Forward]:
+def listening(api: ApiServer, imds: ImdsLab, vm: str = "web-0", **variables: str) -> Iterator[Forward]:
     """Run listen with the configuration of the pod."""
     given = {"imds": {"endpoint": imds.url(vm)}, **tomllib.loads((KUBERNETES / "drain.toml").read_text())}
     for rule in given["approvals"]["auto"]:
         for name in ("run", "recover"):
             assert rule[name][:2] == ["/opt/imds-bridge/bin/python", "/opt/imds-bridge/drain.py"]
             rule[name][:2] = [sys.executable, "-c", SHORT_SLEEPS, str(PROGRAM), "--account", str(api.folder)]
-    with Forward(api.folder / "listen", given, role="listen", env=api.environment) as listen:
+    with Forward(api.folder / "listen", given, role="listen", env=api.environment | variables) as listen:
         yield listen
 
 
@@ -532,6 +532,14 @@ def test_with_the_configuration_of_the_pod_a_node_is_drained_approved_and_uncord
         wait_until(lambda: len(api.told) == len(told), describe=lambda: listen)
     assert not api.is_cordoned
     assert [reason for reason, _ in api.told] == told
+
+
+def test_the_listener_gives_the_switches_of_the_pod_to_the_drain(api: ApiServer) -> None:
+    api.add("web")
+    with ImdsLab() as imds, listening(api, imds, DRAIN_CORDON_ONLY="true") as listen:
+        imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
+        wait_until(lambda: imds.approvals, describe=lambda: listen)
+    assert (api.is_cordoned, [*api.pods], api.told[0][0]) == (True, ["web"], "Cordoned")
 
 
 def test_a_cordon_that_is_on_its_way_when_its_event_is_canceled_conflicts(api: ApiServer) -> None:

@@ -34,14 +34,20 @@
 {{- fail (printf "image.tag: %s does not know the variables that drain.force=false and drain.cordonOnly=true set; use %s or later" $tag .Chart.AppVersion) }}
 {{- end }}
 {{- end }}
-{{- if and $forward.enabled $drain.enabled }}
-{{- $apart := false }}
-{{- range $key, $value := $forward.nodeSelector }}
+{{- range $role := list "forward" "listen" }}
+{{- $other := index $.Values $role }}
+{{- if and $other.enabled $drain.enabled }}
+{{- $apart := or $other.affinity $drain.affinity }}
+{{- range $key, $value := $other.nodeSelector }}
 {{- $apart = or $apart (ne $value (get $drain.nodeSelector $key | default $value)) }}
 {{- end }}
 {{- if not $apart }}
-{{- fail "drain has a forward of its own, and a node must not have two: set forward.enabled=false, or give both a nodeSelector with one key and different values" }}
+{{- fail (printf "drain has a %s of its own, and a node must not have two: set %s.enabled=false, or give both a nodeSelector with one key and different values, or an affinity" $role $role) }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- if and .Values.relay.enabled (gt (int (dig "spec" "replicas" 1 (.Values.relay.patch.Deployment | default dict))) 1) }}
+{{- fail "relay.patch: a relay holds its state alone, so it has one replica" }}
 {{- end }}
 {{- range $role := list "forward" "listen" "drain" "relay" }}
 {{- $own := index $.Values $role }}
