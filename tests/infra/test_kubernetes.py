@@ -581,9 +581,12 @@ def cluster(config_maps: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def test_the_configurations_that_a_cluster_has_stay_in_the_release() -> None:
-    def item(name: str, release: str = "web") -> dict[str, Any]:
+    locked = {"immutable": True}
+
+    def item(name: str, release: str = "web", at: str = "2026-02-01T00:00:00Z") -> dict[str, Any]:
         labels = {"app.kubernetes.io/instance": release}
-        return {"metadata": {"name": name, "labels": labels}, "data": {"config.toml": name}}
+        about = {"name": name, "labels": labels, "creationTimestamp": at}
+        return {"metadata": about, "data": {"config.toml": name}} | ({} if name == "web-forward" else locked)
 
     # the version before had no hash; the others are another role's, another release's, and no configuration
     kept = ["web-forward", "web-forward-0123456789"]
@@ -594,8 +597,15 @@ def test_the_configurations_that_a_cluster_has_stay_in_the_release() -> None:
     maps = {one["metadata"]["name"]: one for one in got.values() if one["kind"] == "ConfigMap"}
     assert (sorted(maps)[:2], len(maps)) == (kept, 3)
     for name in kept:
-        assert (maps[name]["data"], maps[name]["immutable"]) == ({"config.toml": name}, True)
+        assert maps[name]["data"] == {"config.toml": name}
         assert maps[name]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert [maps[name].get("immutable") for name in kept] == [None, True]  # as they were
+    names = [f"web-forward-{number:010x}" for number in range(12)]
+    with cluster(
+        [item(name, at=f"2026-01-{day:02}T00:00:00Z") for day, name in enumerate(names, 1)]
+    ) as options:
+        got = rendered("web", "--dry-run=server", *options)
+    assert [name for name in names if f"ConfigMap {name}" in got] == names[2:]  # the newest ten
 
 
 SURGE = {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}
