@@ -12,10 +12,12 @@ from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.config.sinks import alternatives
 from bridge.contract.types import type_of
-from bridge.errors import ConfigError
+from bridge.errors import ConfigError, UsageError
+from bridge.runtime.program import find_fault
 from bridge.runtime.text import show
-from bridge.service.composition import relay_settings
+from bridge.service.composition import approval_settings, relay_settings
 from bridge.service.parts import build_sinks, filter_of, sinks_of
+from bridge.sinks.exec import ExecSettings
 
 # Generated from the settings.
 _SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
@@ -38,8 +40,12 @@ def configure(command: argparse.ArgumentParser) -> None:
     schema.set_defaults(run=_print_schema)
     check = add_command(actions, "check", "report every error of a file, without a network")
     check.epilog = (
-        "`imds-bridge check` tries what it names.\n\nexample:\n  imds-bridge config check config.toml"
+        "`imds-bridge check` tries what it names.\n\n"
+        "examples:\n  imds-bridge config check config.toml\n"
+        "  imds-bridge config check --role listen config.toml"
     )
+    help_text = "also check what would end this process at its start, and the programs that it calls"
+    check.add_argument("--role", choices=("forward", "listen", "relay"), help=help_text)
     check.add_argument("file", type=Path, metavar="FILE", help="the TOML file; the environment overrides it")
     check.set_defaults(run=_check)
 
@@ -52,9 +58,29 @@ def _print_schema(_: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     config = load(arguments.file, os.environ)
     check_parts(config)
+    if arguments.role:
+        _check_start(config, arguments.role)
     found = [f"  warning: {text}" for _, text, _ in warnings(config)]
     show(f"{arguments.file}: the configuration is valid", *found)
     return OK
+
+
+def _check_start(config: Config, role: str) -> None:
+    """Check what ends a process at its start, and the programs that it calls.
+
+    Raises:
+        UsageError: its part of the configuration is missing, or a program cannot be started.
+    """
+    if role == "listen":
+        programs = dict.fromkeys(approval_settings(config).programs, "approvals.auto")
+    else:
+        sinks = sinks_of(config).items()
+        programs = {sink.run: f"sinks.{name}" for name, sink in sinks if isinstance(sink, ExecSettings)}
+    if role == "relay":
+        relay_settings(config)
+    found = ((key, find_fault(program)) for program, key in programs.items())
+    if faults := [f"{key}: {fault}" for key, fault in found if fault]:
+        raise UsageError(f"{role}: {'; '.join(faults)}")
 
 
 def check_parts(config: Config) -> None:

@@ -33,7 +33,10 @@ KILL_AFTER_SECONDS = 5.0  # what a program has after SIGTERM or Ctrl-Break
 OUTPUT_BYTES = 4096
 # What a program inherits: the rest may contain secrets, or concerns this process alone.
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
-_OF_THE_POD = ("NODE_NAME", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+_OF_THE_POD = (
+    *("NODE_NAME", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"),
+    *("DRAIN_FORCE", "DRAIN_CORDON_ONLY"),
+)
 _OF_WINDOWS = ("SYSTEMROOT", "SYSTEMDRIVE", "PATHEXT", "COMSPEC", "TEMP", "TMP", "USERNAME", "USERPROFILE")
 _SCRIPTS = (".ps1", ".py", ".cmd", ".bat")  # which Windows starts only by their interpreter
 _VALUE_CHARACTERS = 32_000  # Linux takes 128 KiB, Windows 32,767 characters

@@ -45,9 +45,7 @@ def run_listen(config: Config, *, dry_run: bool) -> int:
         UsageError: the configuration has no [approvals].
         StateError: the state is locked by another process, or a newer version wrote it.
     """
-    settings = config.approvals
-    if settings is None:
-        raise UsageError("listen: the configuration has no [approvals]; see docs/configuration.md")
+    settings = approval_settings(config)
     variables = config.policy_variables
     return _run(config, "listen", lambda parts: _listen(parts, settings, variables, dry_run=dry_run))
 
@@ -61,6 +59,17 @@ def run_relay(config: Config) -> int:
     """
     settings = relay_settings(config)
     return _run(config, "relay", lambda parts: _relay(parts, settings))
+
+
+def approval_settings(config: Config) -> ApprovalSettings:
+    """Return the settings of what the listener approves.
+
+    Raises:
+        UsageError: the configuration has no [approvals].
+    """
+    if config.approvals is None:
+        raise UsageError("listen: the configuration has no [approvals]; see docs/configuration.md")
+    return config.approvals
 
 
 def relay_settings(config: Config) -> RelaySettings:

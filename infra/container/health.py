@@ -40,7 +40,7 @@ def main() -> int:
     role = arguments.role or next((word for word in words if word in ROLES), ROLES[0])
     reason = _ask_port(role, read_listen(words, role), "/readyz" if arguments.ready else "/livez")
     if reason is None:
-        reason = _read_files(role, ready=arguments.ready)
+        reason = _read_files(role, ready=arguments.ready, is_named=role in words)
     show(reason or "healthy")
     return 1 if reason else 0
 
@@ -77,14 +77,22 @@ def read_listen(words: list[str], role: str) -> str:
     return default
 
 
-def _read_files(role: str, *, ready: bool) -> str:
-    """Return why the process is not healthy by the files in its state folder, "" if it is."""
+def _read_files(role: str, *, ready: bool, is_named: bool = False) -> str:
+    """Return why the process is not healthy by the files in its state folder, "" if it is.
+
+    Args:
+        role: of the process.
+        ready: whether it also has to be ready.
+        is_named: whether the command line of process 1 names the role.
+    """
     # Where the port answers, a probe need not load them.
     from bridge.outbox.state_dir import StateFolder  # noqa: PLC0415
     from bridge.service.status import age_of, find_unready  # noqa: PLC0415
 
     folder = StateFolder(Path(os.environ.get("IMDS_BRIDGE__STATE_DIR", STATE_DIR)) / role)
     status, now = folder.read_status(), datetime.now(UTC)
+    if status is None and is_named:  # a restart would lose the events that it holds in memory
+        return f"{role} could not write its status to {folder.path} yet" if ready else ""
     if status is None or status.running is False or folder.owner() is None:
         return f"{role} does not run"
     # While the disk cannot be written, events are in memory only: a restart would lose them.

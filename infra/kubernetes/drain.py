@@ -5,7 +5,8 @@
     drain.py recover                             uncordon it, if a drain has cordoned it
 
 Both leave a mark on the node that differs each time, so that a change that is still on its way conflicts. What was
-done is a Kubernetes Event of the node, too. Exit codes: 0 done; 75 not done, with the reason on standard output: the
+done is a Kubernetes Event of the node, too. DRAIN_FORCE=false takes --force away, DRAIN_CORDON_ONLY=true adds
+--cordon-only. Exit codes: 0 done; 75 not done, with the reason on standard output: the
 event is not approved then, and `recover` is tried again.
 """
 
@@ -44,7 +45,12 @@ AT_ONCE = 16  # evictions
 GRACE_SECONDS = 30.0  # of a pod that does not say its own
 SPARE_SECONDS = 3.0  # before the start: a preStop hook that is cut short leaves the pod 2 s after SIGTERM
 FORCE_SECONDS = 12.0  # before the start: with --force, what is refused still is deleted
-FORCE_ANSWER_SECONDS = 2.0
+FORCE_ANSWER_SECONDS = 0.5  # then: the deletion hardly waits for the eviction's answer
+CORDON_SECONDS = 1.0  # so that the node is cordoned first where that works
+LEAVING = ("Preempt", "Terminate")  # the VM goes away: its pods leave whether or not the node can be cordoned
+FORCE_PART = (
+    1 / 3
+)  # of the seconds at the program's start: with --force, pods then leave without a cordon, too
 LATER = (401, 408, 409, 429)  # and 5xx: the token's file and the node change, budgets and servers recover
 IS_GONE = (404, 409)  # the answers to the eviction of a pod that has gone; another one may have its name
 GOING = ("terminating", "gone")
@@ -131,10 +137,22 @@ class Node:
         self._reasons: dict[str, str] = {}  # why pods, by namespace and name, are still here
 
     def drain(self, *, cordon_only: bool) -> None:
-        """Cordon the node, evict its pods, and return when they are gone."""
-        keep_trying(self._cordon)
+        """Cordon the node, evict its pods, and return when they are gone.
+
+        Raises:
+            NotCordoned: they are gone, but others may have come.
+        """
+        cordon = Background(lambda: keep_trying(self._cordon))
+        is_leaving = os.environ.get("IMDS_BRIDGE_EVENT_TYPE") in LEAVING and not cordon_only
+        seconds = seconds_left() * (1 - FORCE_PART) if self._must_force and not cordon_only else math.inf
+        is_cordoned = cordon.wait(CORDON_SECONDS if is_leaving else seconds)
+        if not is_leaving:
+            cordon.raise_error()
+        if not is_cordoned:
+            say(f"{self._name} is not cordoned yet: pods are asked to leave without that")
         if cordon_only:
             say(f"{self._name} is cordoned; no pod is evicted")
+            self.tell("Normal", "Cordoned", f"Cordoned only, for event {self._event_id}; no pod is evicted")
             return
         pods = keep_trying(self._pods)
         first = {pod["metadata"]["uid"] for pod in pods}
@@ -152,6 +170,10 @@ class Node:
             time.sleep(PAUSE_SECONDS)
             pods = [pod for pod in keep_trying(self._pods) if pod["metadata"]["uid"] in first]
             self._reasons = {_name(pod): self._reasons[_name(pod)] for pod in pods}
+        is_cordoned = cordon.wait(PAUSE_SECONDS)
+        cordon.raise_error()
+        if not is_cordoned:
+            raise NotCordoned(f"{self._name} is not cordoned: other pods may have come")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is done
         say(f"{self._name} is drained; pods that left: {len(first)}")
         self.tell("Normal", "Drained", f"Drained for event {self._event_id}; pods that left: {len(first)}")
@@ -168,11 +190,14 @@ class Node:
     def recover(self) -> None:
         """Uncordon the node if a drain has cordoned it; change its mark in any case."""
         while True:
-            node = self._read()
             try:
+                node = self._read()
                 self._patch(node, _recovered(node))
                 break
             except Refused as refused:
+                if refused.code == requests.codes.not_found:
+                    say(f"{self._name} is no node of the cluster any more: there is nothing to uncordon")
+                    return
                 if refused.code != requests.codes.conflict:
                     raise
             time.sleep(PAUSE_SECONDS)
@@ -180,7 +205,13 @@ class Node:
             say(f"{self._name} is uncordoned")
             self.tell("Normal", "Uncordoned", "No event is left that it was cordoned for")
         else:
-            say(f"no drain has cordoned {self._name}: it stays as it is")
+            is_cordoned = node["spec"].get("unschedulable", False)
+            left = (
+                "it is still unschedulable, and `kubectl uncordon` puts it back"
+                if is_cordoned
+                else "it stays as it is"
+            )
+            say(f"no drain has cordoned {self._name}, or its mark was removed: {left}")
 
     def tell(self, kind: str, reason: str, message: str) -> None:
         """Write a Kubernetes Event of the node, which `kubectl describe node` shows; a failure is only printed."""
@@ -213,7 +244,13 @@ class Node:
         )
 
     def _cordon(self) -> None:
-        node = self._read()
+        try:
+            node = self._read()
+        except Refused as refused:
+            if refused.code != requests.codes.not_found:
+                raise
+            say(f"{self._name} is no node of the cluster any more: no pod can come")
+            return
         if node["spec"].get("unschedulable", False) and not is_cordoned_by_drain(node):
             say(f"{self._name} was cordoned already, and not by a drain: it will not be uncordoned")
             return
@@ -235,7 +272,6 @@ class Node:
         options: Json = {"preconditions": {"uid": meta["uid"]}}
         if left < grace + SPARE_SECONDS:
             options["gracePeriodSeconds"] = max(1, int(left - SPARE_SECONDS))
-        is_last = self._must_force and left < FORCE_SECONDS and not self._no_right
         if name not in self._asked:
             self._asked.add(name)
             self._reasons[name] = "asked to leave, not answered yet"
@@ -245,9 +281,10 @@ class Node:
         if self._must_force:
             seconds = min(seconds, max(FORCE_ANSWER_SECONDS, left - FORCE_SECONDS))
         reason = self._ask("POST", f"{path}/eviction", body, seconds)
+        is_last = self._must_force and seconds_left() < FORCE_SECONDS and not self._no_right
         if is_last and reason not in GOING:
             body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
-            reason = self._ask("DELETE", path, body, seconds) or reason
+            reason = self._ask("DELETE", path, body, LAST_SECONDS) or reason
         self._reasons[name] = reason
 
     def _ask(self, method: str, path: str, body: Json, seconds: float) -> str:
@@ -264,6 +301,35 @@ class Node:
         except requests.RequestException as error:
             return str(error)
         return "terminating"
+
+
+class NotCordoned(Exception):
+    """The pods have left, but the node could not be cordoned."""
+
+
+class Background:
+    """A step in a thread that does not delay the end of the program."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step, self._error = step, deque[Exception]()
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether it has ended within the seconds."""
+        self._thread.join(None if math.isinf(seconds) else max(0.0, seconds))
+        return not self._thread.is_alive()
+
+    def raise_error(self) -> None:
+        """Raise the error that has ended it."""
+        if self._error:
+            raise self._error[0]
+
+    def _run(self) -> None:
+        try:
+            self._step()
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it
+            self._error.append(error)
 
 
 def in_parallel(step: Callable[[T], None], items: Sequence[T]) -> None:
@@ -353,6 +419,14 @@ def say(text: str) -> None:
     print(f"drain: {text}", flush=True)
 
 
+def _is_set(variable: str, word: str) -> bool:
+    """Return whether a variable, which can only restrict the arguments, is set to its word."""
+    value = os.environ.get(variable, "")
+    if value not in ("", word):
+        raise ValueError(f"the environment variable {variable} is {value!r}; expected: {word!r}, or unset")
+    return value == word
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command says; return the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(FAILED))
@@ -368,9 +442,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     event_id = os.environ.get("IMDS_BRIDGE_EVENT_ID", "")
     try:
-        node = Node(Cluster(given.account), os.environ["NODE_NAME"], event_id, must_force=given.force)
-    except KeyError as error:
-        say(f"the environment variable {error} is missing: this runs in a pod as in drain.yaml")
+        must_force = not _is_set("DRAIN_FORCE", "false") and given.force
+        cordon_only = _is_set("DRAIN_CORDON_ONLY", "true") or given.cordon_only
+        node = Node(Cluster(given.account), os.environ["NODE_NAME"], event_id, must_force=must_force)
+    except (KeyError, ValueError) as error:
+        missing = f"the environment variable {error} is missing: this runs in a pod as in drain.yaml"
+        say(missing if isinstance(error, KeyError) else str(error))
         return FAILED
     status = os.environ.get("IMDS_BRIDGE_EVENT_STATUS", "")
     if not given.command:
@@ -383,13 +460,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command == "recover":
             node.recover()
         else:
-            node.drain(cordon_only=given.cordon_only)
+            node.drain(cordon_only=cordon_only)
     except SystemExit:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if given.command != "recover":
             node.give_up("ended before the node was drained")
         return FAILED
-    except (Refused, requests.RequestException, OSError, ValueError) as error:
+    except (Refused, NotCordoned, requests.RequestException, OSError, ValueError) as error:
         if given.command != "recover":
             node.give_up(str(error))
         else:

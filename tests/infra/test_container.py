@@ -129,6 +129,16 @@ def test_a_process_whose_lock_is_another_users_file_is_alive(
         os.seteuid(0)
 
 
+def test_a_process_that_never_could_write_its_status_is_alive_and_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMDS_BRIDGE__STATE_DIR", str(tmp_path))
+    assert _read_files("forward", ready=False, is_named=True) == ""
+    reason = f"forward could not write its status to {tmp_path / 'forward'} yet"
+    assert _read_files("forward", ready=True, is_named=True) == reason
+    assert _read_files("forward", ready=False) == "forward does not run"
+
+
 def test_a_process_that_cannot_do_its_work_is_alive_but_not_ready_and_gives_the_reason(
     held: StateFolder, health: Health
 ) -> None:

@@ -165,11 +165,98 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess
 
 
 def rendered(release: str = "imds-bridge", /, *options: str, **values: Any) -> dict[str, dict[str, Any]]:
+    """Return what the chart makes of values, by kind and name, without its hooks."""
+    return with_hooks(release, "--no-hooks", *options, **values)
+
+
+def with_hooks(release: str, /, *options: str, **values: Any) -> dict[str, dict[str, Any]]:
     """Return what the chart makes of values, by kind and name."""
     done = helm("template", release, ".", "--namespace", "imds-bridge", *options, values=values)
     assert done.returncode == 0, done.stderr
     found = [one for one in yaml.safe_load_all(done.stdout) if one]
     return {f"{one['kind']} {one['metadata']['name']}": one for one in found}
+
+
+def checks(**values: Any) -> dict[str, dict[str, Any]]:
+    """Return the pod templates of the Jobs that check configurations before an upgrade, by role."""
+    found = with_hooks("web", **values).items()
+    return {
+        key.removeprefix("Job web-").rpartition("-check-")[0]: one["spec"]["template"]["spec"]
+        for key, one in found
+        if key.startswith("Job ")
+    }
+
+
+def test_a_job_tries_every_configuration_in_the_pod_of_its_role_before_anything_changes() -> None:
+    values = everything(
+        env=[{"name": "IMDS_BRIDGE__LOG__LEVEL", "value": "DEBUG"}],
+        volumes=[{"name": "tools", "emptyDir": {}}],
+        volumeMounts=[{"name": "tools", "mountPath": "/tools"}],
+    )
+    got = with_hooks("web", **values)
+    assert_valid(one for key, one in got.items() if key.startswith("Job "))
+    found = checks(**values)
+    assert {*found} == {"forward", "listen", "drain", "relay"}
+    for role, pod in found.items():
+        names = ["forward", "listen"] if role == "drain" else [role]
+        told = [one["args"] for one in pod["containers"]]
+        check = ["imds-bridge", "config", "check", "--role"]
+        assert told == [[*check, name, "/etc/imds-bridge/config.toml"] for name in names]
+        real = workload(got, role)["template"]["spec"]
+        for one, other in zip(pod["containers"], real["containers"], strict=True):
+            assert {*other} - {*one} <= {"startupProbe", "livenessProbe", "readinessProbe"}
+            assert (one["env"], one["volumeMounts"]) == (other["env"], other["volumeMounts"])
+        assert {"state": {}, "tools": {}}.items() <= {
+            one["name"]: one["emptyDir"] for one in pod["volumes"] if "emptyDir" in one
+        }.items()
+        assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
+        assert not {"serviceAccountName", "hostNetwork", "initContainers"} & {*pod}
+    for name in (one for one in got if "-check-" in one):
+        about = got[name]["metadata"]
+        assert about["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+        if name.startswith("Job "):
+            mounted = {one["name"]: one for one in got[name]["spec"]["template"]["spec"]["volumes"]}
+            assert mounted["config"]["configMap"]["name"] == about["name"]
+            config = got[f"ConfigMap {about['name']}"]
+            assert config["metadata"]["annotations"]["helm.sh/hook-weight"] == "-1"
+            role = re.split("-", about["name"])[1]
+            assert config["data"] == config_map(got, f"web-{role}")["data"]
+
+
+def test_the_check_reads_the_map_that_exists_and_the_file_that_arguments_name_and_can_be_turned_off() -> None:
+    forward: dict[str, Any] = {"existingConfigMap": "mine"}
+    pod = checks(forward=forward)["forward"]
+    assert {"name": "mine"} in [one.get("configMap") for one in pod["volumes"]]
+    for words in (["--config", "/x.toml"], ["--config=/x.toml"]):
+        one = only(checks(forward={"extraArgs": words})["forward"]["containers"])
+        assert one["args"][-1] == "/x.toml"
+    assert checks(checkConfig={"enabled": False}) == {}
+
+
+def test_a_process_reads_the_mounted_file_and_no_defaults_unless_arguments_name_another() -> None:
+    for words, expected in (
+        ([], ["--config", "/etc/imds-bridge/config.toml"]),
+        (["--config=/x"], ["--config=/x"]),
+    ):
+        pod = workload(rendered("web", forward={"extraArgs": words}), "forward")["template"]["spec"]
+        assert only(pod["containers"])["args"] == ["forward", *expected]
+
+
+def test_a_check_that_fails_gives_the_exit_code_and_says_what_to_do(tmp_path: Path) -> None:
+    command = only(checks()["forward"]["containers"])["command"]
+    for code in (0, 2):
+        fake = tmp_path / "imds-bridge"
+        fake.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+        fake.chmod(0o755)
+        done = subprocess.run(
+            [*command, "imds-bridge", "config"],
+            capture_output=True,
+            check=False,
+            text=True,
+            env={"PATH": f"{tmp_path}:/bin"},
+        )
+        assert (done.returncode, done.stdout) == (code, "config\n")
+        assert ("checkConfig.enabled=false" in done.stderr) == bool(code)
 
 
 def refused(**values: Any) -> str:
@@ -207,7 +294,11 @@ def config_map(got: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("release", "namespace", "roles"),
-    [("imds-bridge", "imds-bridge", ["forward"]), ("web", "shop", ["listen", "drain", "relay"])],
+    [
+        ("imds-bridge", "imds-bridge", ["forward"]),
+        ("web", "shop", ["listen", "relay"]),
+        ("web", "shop", ["drain"]),
+    ],
 )
 def test_the_chart_applies_the_manifests_of_what_is_enabled_under_names_of_the_release(
     release: str, namespace: str, roles: list[str]
@@ -230,6 +321,10 @@ def test_the_chart_applies_the_manifests_of_what_is_enabled_under_names_of_the_r
         for one in (*documents("serviceaccounts.yaml"), *documents(f"{role}.yaml")):
             if one["metadata"]["name"] != plain:
                 continue
+            for part in (
+                one["spec"]["template"]["spec"]["containers"] if "template" in one.get("spec", {}) else ()
+            ):
+                part["args"] += ["--config", "/etc/imds-bridge/config.toml"]
             text = json.dumps(one)
             for before, after in changes.items():
                 text = text.replace(before, after)
@@ -333,15 +428,52 @@ def test_one_value_takes_the_flag_and_the_right_to_delete_pods_and_another_keeps
 ) -> None:
     values = {"enabled": True, "force": force, "cordonOnly": cordon_only}
     got = rendered(forward={"enabled": False}, drain=values)
-    config = tomllib.loads(config_map(got, "imds-bridge-drain")["data"]["config.toml"])
-    own = ["--cordon-only"] if cordon_only else []
-    runs = [rule["run"][2:] for rule in config["approvals"]["auto"]]
-    assert runs == [["drain", *own, *(["--force"] if force else [])], ["drain", *own]]
-    assert [rule["recover"][2:] for rule in config["approvals"]["auto"]] == [["recover"]] * 2
+    text = (FOLDER / "drain.toml").read_text()
+    assert config_map(got, "imds-bridge-drain")["data"]["config.toml"] == text
+    for one in workload(got, "drain", "imds-bridge")["template"]["spec"]["containers"]:
+        switches = {
+            each["name"]: each.get("value") for each in one.get("env", ()) if each["name"] != "NODE_NAME"
+        }
+        expected = ({} if force else {"DRAIN_FORCE": "false"}) | (
+            {"DRAIN_CORDON_ONLY": "true"} if cordon_only else {}
+        )
+        assert switches == expected
     rules = got["ClusterRole imds-bridge-imds-bridge-drain"]["rules"]
-    assert [rule for rule in documents("drain.yaml")[1]["rules"] if rule not in rules] == (
-        [] if force else [{"apiGroups": [""], "resources": ["pods"], "verbs": ["delete"]}]
+    gone = [rule for rule in documents("drain.yaml")[1]["rules"] if rule not in rules]
+    verbs = {(resource, verb) for rule in gone for resource in rule["resources"] for verb in rule["verbs"]}
+    of_pods = {("pods", "list"), ("pods", "delete"), ("pods/eviction", "create")}
+    assert verbs == (of_pods if cordon_only else set() if force else {("pods", "delete")})
+
+
+SPELLINGS = [
+    "run = ['/x', 'drain', '--force']",
+    'run = ["/x", "drain","--force"]',
+    'run = ["/x", "drain" , "--force"]',
+    'run = [\n"/x",\n"drain",\n"--force"]',
+    'run = ["/x", "drain", "--for"]',
+    """run = ["sh", "-c", "/x drain --force"]""",
+    'url_file = "drain"',
+    '[sinks."drain"]',
+]
+
+
+@pytest.mark.parametrize("text", SPELLINGS)
+def test_the_switches_of_the_drain_change_no_text_in_any_spelling(text: str) -> None:
+    got = rendered(
+        forward={"enabled": False},
+        drain={"enabled": True, "force": False, "cordonOnly": True, "config": text},
+        checkConfig={"enabled": False},
     )
+    assert config_map(got, "imds-bridge-drain")["data"]["config.toml"] == text
+
+
+def test_an_older_image_that_does_not_know_the_switches_is_refused() -> None:
+    off = {"enabled": False}
+    for switch in ({"force": False}, {"cordonOnly": True}):
+        why = refused(image={"tag": "0.0.9"}, forward=off, drain={"enabled": True, **switch})
+        assert "image.tag: 0.0.9 does not know the variables" in why
+    rendered(image={"tag": "0.0.9"}, forward=off, drain={"enabled": True})
+    rendered(image={"tag": "mine"}, forward=off, drain={"enabled": True, "cordonOnly": True})
 
 
 @pytest.mark.parametrize(("other_release", "namespace"), [("db", "imds-bridge"), ("web", "other")])
@@ -449,9 +581,12 @@ def cluster(config_maps: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def test_the_configurations_that_a_cluster_has_stay_in_the_release() -> None:
-    def item(name: str, release: str = "web") -> dict[str, Any]:
+    locked = {"immutable": True}
+
+    def item(name: str, release: str = "web", at: str = "2026-02-01T00:00:00Z") -> dict[str, Any]:
         labels = {"app.kubernetes.io/instance": release}
-        return {"metadata": {"name": name, "labels": labels}, "data": {"config.toml": name}}
+        about = {"name": name, "labels": labels, "creationTimestamp": at}
+        return {"metadata": about, "data": {"config.toml": name}} | ({} if name == "web-forward" else locked)
 
     # the version before had no hash; the others are another role's, another release's, and no configuration
     kept = ["web-forward", "web-forward-0123456789"]
@@ -462,8 +597,15 @@ def test_the_configurations_that_a_cluster_has_stay_in_the_release() -> None:
     maps = {one["metadata"]["name"]: one for one in got.values() if one["kind"] == "ConfigMap"}
     assert (sorted(maps)[:2], len(maps)) == (kept, 3)
     for name in kept:
-        assert (maps[name]["data"], maps[name]["immutable"]) == ({"config.toml": name}, True)
+        assert maps[name]["data"] == {"config.toml": name}
         assert maps[name]["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert [maps[name].get("immutable") for name in kept] == [None, True]  # as they were
+    names = [f"web-forward-{number:010x}" for number in range(12)]
+    with cluster(
+        [item(name, at=f"2026-01-{day:02}T00:00:00Z") for day, name in enumerate(names, 1)]
+    ) as options:
+        got = rendered("web", "--dry-run=server", *options)
+    assert [name for name in names if f"ConfigMap {name}" in got] == names[2:]  # the newest ten
 
 
 SURGE = {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}
@@ -510,6 +652,21 @@ def patched(what: str) -> dict[str, Any]:
 )
 def test_values_that_cannot_work_are_refused(role: str, values: dict[str, Any], why: str) -> None:
     assert why in refused(**{role: values})
+
+
+def test_a_drain_and_a_listen_on_the_same_nodes_and_two_relays_are_refused() -> None:
+    off, on = {"enabled": False}, {"enabled": True}
+    assert "drain has a listen of its own" in refused(forward=off, listen=on, drain=on)
+    rendered(forward=off, listen=on | {"affinity": {"podAffinity": {}}}, drain=on)
+    two = {"Deployment": {"spec": {"replicas": 2}}}
+    assert "it has one replica" in refused(forward=off, relay=on | {"patch": two})
+
+
+def test_the_accounts_name_their_namespace_so_that_kustomize_changes_the_bindings() -> None:
+    every = (*documents("serviceaccounts.yaml"), *documents("drain.yaml"))
+    accounts = [one["metadata"] for one in every if one["kind"] == "ServiceAccount"]
+    assert {one["namespace"] for one in accounts} == {"imds-bridge"}
+    assert len(accounts) == 3
 
 
 def test_the_notes_name_the_command_that_waits_for_every_node() -> None:

@@ -342,6 +342,74 @@ def test_with_force_an_eviction_that_hangs_is_not_waited_for_beyond_the_last_twe
     assert api.deletions == ["web"]
 
 
+NODES_WEBHOOK = status(500, 'failed calling webhook "nodes.example.org": connection refused')
+
+
+@pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
+def test_pods_of_a_vm_that_goes_away_leave_although_the_node_cannot_be_cordoned(
+    api: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch, event_type: str
+) -> None:
+    monkeypatch.setattr(drain, "CORDON_SECONDS", 0.05)
+    api.add("web")
+    api.before[CHANGE] = answers(*[NODES_WEBHOOK] * 10_000)
+    code, text = run(seconds_left=30, IMDS_BRIDGE_EVENT_TYPE=event_type)
+    assert (code, api.pods, api.is_cordoned) == (drain.FAILED, {}, False)
+    assert "is not cordoned: other pods may have come" in text
+    assert [reason for reason, _ in api.told] == ["NotDrained"]
+
+
+def test_pods_of_a_vm_that_goes_away_leave_while_a_webhook_on_nodes_hangs(
+    api: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "CORDON_SECONDS", 0.05)
+    api.add("web")
+    answered, api.before[CHANGE] = hanging()
+    code, _ = run(seconds_left=30, IMDS_BRIDGE_EVENT_TYPE="Preempt")
+    answered.set()
+    assert (code, api.pods) == (drain.FAILED, {})
+
+
+@pytest.mark.parametrize(("arguments", "left"), [(["drain", "--force"], 0.0), (["drain"], None)])
+def test_with_force_pods_leave_in_the_last_third_without_a_cordon_and_else_never(
+    api: ApiServer, run: Run, arguments: list[str], left: float | None
+) -> None:
+    api.add("web")
+    denials = [NODES_WEBHOOK] * (10_000 if left is not None else 3)
+    api.before[CHANGE] = answers(*denials)
+    code, text = run(*arguments, seconds_left=0.2, IMDS_BRIDGE_EVENT_TYPE="Reboot")
+    assert (code, api.pods) == (0 if left is None else drain.FAILED, {})
+    assert ("asked to leave without that" in text) == (left is not None)
+    assert api.is_cordoned == (left is None)
+
+
+@pytest.mark.parametrize("command", ["drain", "recover"])
+def test_a_node_that_is_gone_needs_no_cordon_and_no_recover(api: ApiServer, run: Run, command: str) -> None:
+    api.add("web")
+    api.before["nodes", "get"] = answers(status(404, 'nodes "node-7" not found'))
+    code, text = run(command, IMDS_BRIDGE_EVENT_TYPE="Preempt")
+    assert (code, [*api.pods]) == (0, ["web"] if command == "recover" else [])
+    assert "is no node of the cluster any more" in text
+
+
+def test_variables_take_force_away_and_add_cordon_only(api: ApiServer, run: Run) -> None:
+    api.add("web")
+    api.refusals["web"] = [DISRUPTION]
+    assert run("drain", "--force", seconds_left=11, DRAIN_FORCE="false")[0] == 0
+    assert (api.deletions, api.pods) == ([], {})
+    api.add("web")
+    assert run("drain", "--force", DRAIN_CORDON_ONLY="true")[0] == 0
+    assert [*api.pods] == ["web"]
+    assert api.told[-1][0] == "Cordoned"
+
+
+@pytest.mark.parametrize("variable", ["DRAIN_FORCE", "DRAIN_CORDON_ONLY"])
+def test_another_word_in_a_variable_is_an_error(api: ApiServer, run: Run, variable: str) -> None:
+    code, text = run(**{variable: "maybe"})
+    assert code == drain.FAILED
+    assert f"{variable} is 'maybe'; expected" in text
+    assert not api.is_cordoned
+
+
 def test_a_missing_right_to_delete_is_told_once_and_evictions_go_on(api: ApiServer, run: Run) -> None:
     """The role is that of the version before."""
     api.rights -= {DELETE}
@@ -394,7 +462,6 @@ def test_who_cordons_the_node_at_the_same_time_keeps_it_cordoned(api: ApiServer,
     ("fault", "variables"),
     [
         ("Connection refused", {"KUBERNETES_SERVICE_PORT": "1"}),
-        ('404 nodes "node-7" not found', {"NODE_NAME": "node-7"}),
         ("503 busy", {}),
         ("CERTIFICATE_VERIFY_FAILED", {}),
         ("No such file", {}),
@@ -417,7 +484,7 @@ def test_what_could_not_be_undone_is_tried_again_later(
 def test_the_readme_says_what_is_lost_and_names_every_kubernetes_event() -> None:
     text = (KUBERNETES / "README.md").read_text()
     told = set(re.findall(r'tell\("\w+", "(\w+)"', PROGRAM.read_text()))
-    assert len(told) == 6
+    assert len(told) == 7
     assert [reason for reason in told if f"`{reason}`" not in text] == []
     assert f"{drain.AT_ONCE} at a time" in text
     assert f"until {drain.SPARE_SECONDS:g} s before NotBefore" in text
@@ -434,14 +501,14 @@ def test_outside_a_pod_it_says_what_is_missing(
 
 
 @contextmanager
-def listening(api: ApiServer, imds: ImdsLab, vm: str = "web-0") -> Iterator[Forward]:
+def listening(api: ApiServer, imds: ImdsLab, vm: str = "web-0", **variables: str) -> Iterator[Forward]:
     """Run listen with the configuration of the pod."""
     given = {"imds": {"endpoint": imds.url(vm)}, **tomllib.loads((KUBERNETES / "drain.toml").read_text())}
     for rule in given["approvals"]["auto"]:
         for name in ("run", "recover"):
             assert rule[name][:2] == ["/opt/imds-bridge/bin/python", "/opt/imds-bridge/drain.py"]
             rule[name][:2] = [sys.executable, "-c", SHORT_SLEEPS, str(PROGRAM), "--account", str(api.folder)]
-    with Forward(api.folder / "listen", given, role="listen", env=api.environment) as listen:
+    with Forward(api.folder / "listen", given, role="listen", env=api.environment | variables) as listen:
         yield listen
 
 
@@ -465,6 +532,14 @@ def test_with_the_configuration_of_the_pod_a_node_is_drained_approved_and_uncord
         wait_until(lambda: len(api.told) == len(told), describe=lambda: listen)
     assert not api.is_cordoned
     assert [reason for reason, _ in api.told] == told
+
+
+def test_the_listener_gives_the_switches_of_the_pod_to_the_drain(api: ApiServer) -> None:
+    api.add("web")
+    with ImdsLab() as imds, listening(api, imds, DRAIN_CORDON_ONLY="true") as listen:
+        imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
+        wait_until(lambda: imds.approvals, describe=lambda: listen)
+    assert (api.is_cordoned, [*api.pods], api.told[0][0]) == (True, ["web"], "Cordoned")
 
 
 def test_a_cordon_that_is_on_its_way_when_its_event_is_canceled_conflicts(api: ApiServer) -> None:

@@ -28,19 +28,31 @@
 {{- if not (or $forward.enabled .Values.listen.enabled $drain.enabled .Values.relay.enabled) }}
 {{- fail "nothing is enabled: enable forward, listen, drain or relay" }}
 {{- end }}
-{{- if and $forward.enabled $drain.enabled }}
-{{- $apart := false }}
-{{- range $key, $value := $forward.nodeSelector }}
+{{- $tag := .Values.image.tag }}
+{{- if and $drain.enabled (or $drain.cordonOnly (not $drain.force)) (not .Values.image.digest) (regexMatch "^v?[0-9]+[.][0-9]+[.][0-9]+" $tag) }}
+{{- if semverCompare (printf "<%s" .Chart.AppVersion) $tag }}
+{{- fail (printf "image.tag: %s does not know the variables that drain.force=false and drain.cordonOnly=true set; use %s or later" $tag .Chart.AppVersion) }}
+{{- end }}
+{{- end }}
+{{- range $role := list "forward" "listen" }}
+{{- $other := index $.Values $role }}
+{{- if and $other.enabled $drain.enabled }}
+{{- $apart := or $other.affinity $drain.affinity }}
+{{- range $key, $value := $other.nodeSelector }}
 {{- $apart = or $apart (ne $value (get $drain.nodeSelector $key | default $value)) }}
 {{- end }}
 {{- if not $apart }}
-{{- fail "drain has a forward of its own, and a node must not have two: set forward.enabled=false, or give both a nodeSelector with one key and different values" }}
+{{- fail (printf "drain has a %s of its own, and a node must not have two: set %s.enabled=false, or give both a nodeSelector with one key and different values, or an affinity" $role $role) }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- if and .Values.relay.enabled (gt (int (dig "spec" "replicas" 1 (.Values.relay.patch.Deployment | default dict))) 1) }}
+{{- fail "relay.patch: a relay holds its state alone, so it has one replica" }}
 {{- end }}
 {{- range $role := list "forward" "listen" "drain" "relay" }}
 {{- $own := index $.Values $role }}
-{{- if and $own.existingConfigMap (or $own.config $own.cordonOnly) }}
-{{- fail (printf "%s.existingConfigMap takes the place of config, and cordonOnly changes config: give one of them" $role) }}
+{{- if and $own.existingConfigMap $own.config }}
+{{- fail (printf "%s.existingConfigMap takes the place of config: give one of them" $role) }}
 {{- end }}
 {{- if not (or $own.serviceAccount.create $own.serviceAccount.name) }}
 {{- fail (printf "%s.serviceAccount: with create=false, give the name of the account to use" $role) }}
@@ -62,10 +74,6 @@
 {{- define "imds-bridge.config" -}}
 {{- $own := index .root.Values .role }}
 {{- $config := $own.config | default (.root.Files.Get (printf "%s.toml" .role) | replace (printf "imds-bridge-%s" .role) .secret) }}
-{{- if eq .role "drain" }}
-{{- $config = ternary $config (replace ", \"--force\"" "" $config) $own.force }}
-{{- $config = ternary (replace "\"drain\"" "\"drain\", \"--cordon-only\"" $config) $config $own.cordonOnly }}
-{{- end }}
 {{- $config }}
 {{- end }}
 
@@ -99,9 +107,15 @@
 {{- $_ := set $one "resources" (mergeOverwrite dict $one.resources (deepCopy $own.resources)) }}
 {{- end }}
 {{- range $index, $one := $pod.containers }}
-{{- $arguments := concat $one.args (ternary (list "--dry-run") list (and (eq $one.name "listen") $own.dryRun)) $own.extraArgs }}
+{{- $path := ternary list (list "--config" "/etc/imds-bridge/config.toml") (contains "\"--config" (toJson $own.extraArgs)) }}
+{{- $arguments := concat $one.args $path (ternary (list "--dry-run") list (and (eq $one.name "listen") $own.dryRun)) $own.extraArgs }}
 {{- $_ := set $one "args" $arguments }}
-{{- $env := concat ($one.env | default list) $own.env }}
+{{- $switches := list }}
+{{- if eq $.role "drain" }}
+{{- if not $own.force }}{{ $switches = append $switches (dict "name" "DRAIN_FORCE" "value" "false") }}{{ end }}
+{{- if $own.cordonOnly }}{{ $switches = append $switches (dict "name" "DRAIN_CORDON_ONLY" "value" "true") }}{{ end }}
+{{- end }}
+{{- $env := concat ($one.env | default list) $switches $own.env }}
 {{- $port := "" }}
 {{- if $own.podMonitor.enabled }}
 {{- $port = add $own.podMonitor.port $index }}
@@ -123,4 +137,43 @@
 {{- include "imds-bridge.refuseTwice" (dict "items" $env "key" "name" "value" (printf "%s.env" $.role)) }}
 {{- include "imds-bridge.refuseTwice" (dict "items" $one.volumeMounts "key" "mountPath" "value" (printf "%s.volumeMounts" $.role)) }}
 {{- end }}
+{{- end }}
+
+{{- /*
+A Job that tries the new configuration before anything changes, from the pod template of a role: a DaemonSet also
+replaces pods that are not ready, whatever maxUnavailable says.
+*/}}
+{{- define "imds-bridge.check" }}
+{{- $template := deepCopy .template }}
+{{- $pod := $template.spec }}
+{{- $hash := list .template .map | toJson | sha256sum | trunc 10 }}
+{{- $name := printf "%s-check-%s" .name $hash }}
+{{- $run := `imds-bridge "$@" && exit; code=$?; echo "Nothing was changed. If a Secret is created by this same sync: checkConfig.enabled=false" >&2; exit $code` }}
+{{- $hook := dict "helm.sh/hook" "pre-install,pre-upgrade" "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" }}
+{{- $_ := set $template "metadata" (dict "labels" .labels) }}
+{{- range list "initContainers" "hostNetwork" "dnsPolicy" "serviceAccountName" "terminationGracePeriodSeconds" }}
+{{- $_ := unset $pod . }}
+{{- end }}
+{{- $_ := set $pod "automountServiceAccountToken" false }}
+{{- $_ := set $pod "restartPolicy" "Never" }}
+{{- range $pod.volumes }}
+{{- if eq .name "state" }}{{ $_ := set (unset (unset . "hostPath") "persistentVolumeClaim") "emptyDir" dict }}{{ end }}
+{{- if and (eq .name "config") $.map }}{{ $_ := set . "configMap" (dict "name" $name) }}{{ end }}
+{{- end }}
+{{- range $one := $pod.containers }}
+{{- $file := "/etc/imds-bridge/config.toml" }}
+{{- range $index, $word := $one.args }}
+{{- if eq $word "--config" }}{{ $file = index $one.args (add1 $index) }}{{ end }}
+{{- if hasPrefix "--config=" $word }}{{ $file = trimPrefix "--config=" $word }}{{ end }}
+{{- end }}
+{{- $_ := set $one "args" (list "imds-bridge" "config" "check" "--role" (first $one.args) $file) }}
+{{- $_ := set $one "command" (list "sh" "-c" $run) }}
+{{- range list "startupProbe" "livenessProbe" "readinessProbe" "ports" }}{{ $_ := unset $one . }}{{ end }}
+{{- end }}
+{{- with .map }}
+---
+{{ dict "apiVersion" "v1" "kind" "ConfigMap" "metadata" (dict "name" $name "namespace" $.root.Release.Namespace "labels" $.labels "annotations" (merge (dict "helm.sh/hook-weight" "-1") $hook)) "data" .data | toYaml }}
+{{- end }}
+---
+{{ dict "apiVersion" "batch/v1" "kind" "Job" "metadata" (dict "name" $name "namespace" .root.Release.Namespace "labels" .labels "annotations" (merge (dict "helm.sh/hook-output-log-policy" "hook-failed") $hook)) "spec" (dict "backoffLimit" 0 "activeDeadlineSeconds" 120 "ttlSecondsAfterFinished" 600 "template" $template) | toYaml }}
 {{- end }}

@@ -201,6 +201,34 @@ def test_config_check_reports_warnings_of_a_valid_file_without_a_network(call: C
     assert "  warning: approvals.policy: no allow rule and no auto rule" in done.out
 
 
+@pytest.mark.parametrize(
+    ("role", "settings", "reason"),
+    [
+        ("listen", {}, "listen: the configuration has no [approvals]"),
+        ("relay", {}, "relay: the configuration has no [relay]"),
+        (
+            "forward",
+            {"sinks": {"own": {"kind": "exec", "run": ["/missing"]}}},
+            "forward: sinks.own: /missing: there is no such file",
+        ),
+        (
+            "listen",
+            {"approvals": {"auto": [{"event_type": ["Reboot"], "run": ["/missing"]}]}},
+            "listen: approvals.auto: /missing: there is no such file",
+        ),
+    ],
+)
+@pytest.mark.posix("paths")
+def test_config_check_exits_2_for_what_ends_a_role_at_its_start(
+    call: Call, config: Path, role: str, settings: dict[str, object], reason: str
+) -> None:
+    config.write_text(toml(settings))
+    assert call("config", "check", config).code == 0
+    done = call("config", "check", "--role", role, config)
+    assert (done.code, done.out) == (2, "")
+    assert reason in done.err
+
+
 @pytest.mark.parametrize("fault", ["{{ notice.titel }}", "{{ notice."])
 def test_config_check_exits_2_with_the_files_name_for_a_faulty_template(
     call: Call, config: Path, fault: str
