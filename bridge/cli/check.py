@@ -228,11 +228,19 @@ def _state(folder: StateFolder, path: Path | None = None) -> Finding:
     if faults := list(_faults_of_process(status)):
         remedy = f"see its log, and `imds-bridge status --role {folder.path.name}`"
         return Finding(name, "FAIL", f"{folder.path}: {holder}: {'; '.join(faults)}", remedy)
-    loaded = status.config if status else ""
-    if path and loaded and os.path.realpath(str(loaded)) != os.path.realpath(path):
-        message = f"{holder} has loaded {loaded}, and this is about {path}"
-        return Finding(name, "warn", message, f"imds-bridge check --config {loaded}")
+    loaded = status and status.config
+    if path and loaded and not _has_same_text(Path(str(loaded)), path):
+        message = f"{holder} has loaded {loaded}, which differs from {path}"
+        return Finding(name, "warn", message, f"restart it, or imds-bridge check --config {loaded}")
     return Finding(name, "ok", f"{folder.path}, locked by {holder}")
+
+
+def _has_same_text(loaded: Path, path: Path) -> bool:
+    """Return whether a file that a process has loaded says what another one says: units load a copy of theirs."""
+    try:
+        return loaded.samefile(path) or loaded.read_bytes() == path.read_bytes()
+    except OSError:  # it cannot be told
+        return True
 
 
 def _faults_of_process(status: Status | None) -> Iterator[str]:

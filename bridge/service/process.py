@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 5.0
+FIRST_SECONDS = 1.0
 PRUNE_SECONDS = TRIAL_SECONDS = 60.0
 PROGRESS_SECONDS = 10.0
 # A disk that does not answer for so long takes no notice, either.
@@ -121,7 +122,10 @@ class Process:
             try:
                 for task in [task for task, at in due_at.items() if at <= self._clock.monotonic()]:
                     task()
-                    due_at[task] = self._clock.monotonic() + every_seconds[task]
+                    is_first, pause_seconds = due_at[task] == -math.inf, every_seconds[task]
+                    # The first status is that of a process that has read nothing yet.
+                    pause_seconds = min(FIRST_SECONDS, pause_seconds) if is_first else pause_seconds
+                    due_at[task] = self._clock.monotonic() + pause_seconds
             except BridgeError as error:  # the state is damaged, which a thread may have found as well
                 log.critical("the process stops: %s", error)
                 return None

@@ -185,6 +185,7 @@ def test_a_channel_is_added(machine: Machine, imds: ImdsLab, inbox: Inbox) -> No
     machine.do(first, URL=inbox.url)
     with (machine.root / CONFIG[1:]).open("a") as file:
         file.write(settings)
+    wait_until(lambda: status(machine, "listen")["last_good_at"])
     for command in commands:
         machine.do(f"{command} || [ $? = 3 ]" if "status" in command else command)
     wait_for_event(inbox, announce(imds))

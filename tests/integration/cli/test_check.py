@@ -433,13 +433,16 @@ def test_a_process_that_has_loaded_another_file_is_a_warning(tmp_path: Path) -> 
     folder = StateFolder(tmp_path / "forward")
     folder.acquire()
     now = datetime.now(UTC).isoformat()
-    own, other = tmp_path / "forward.toml", tmp_path / "config.toml"
+    own, copy, other = tmp_path / "forward.toml", tmp_path / "credential.toml", tmp_path / "config.toml"
+    for path in (own, copy):
+        path.write_text("poll_seconds = 1")
+    other.write_text("poll_seconds = 2")
     status = {"role": "forward", "written_at": now, "last_good_at": now, "config": str(own)}
     write_raw(folder, status)
-    found = [probes._state(folder, path) for path in (own, other)]
+    found = [probes._state(folder, path) for path in (own, copy, tmp_path / "missing", other)]
     folder.release()
-    assert [one.result for one in found] == ["ok", "warn"]
-    assert f"has loaded {own}, and this is about {other}" in found[1].message
+    assert [one.result for one in found] == ["ok", "ok", "ok", "warn"]
+    assert f"has loaded {own}, which differs from {other}" in found[-1].message
 
 
 def test_events_that_wait_for_a_sink_that_left_the_configuration_are_a_warning(cli: Cli) -> None:

@@ -159,12 +159,12 @@ def test_damage_that_a_task_finds_ends_the_process_for_its_supervisor() -> None:
     assert rig.outbox.close.call_count == 1
 
 
-def test_the_status_is_written_every_five_seconds_and_at_the_end() -> None:
+def test_the_status_is_written_at_once_after_a_second_every_five_seconds_and_at_the_end() -> None:
     rig = Doubles()
     rig.outbox.dead_letter_counts.return_value = {"ops": 3}
     process = rig.process(seconds=99, dispatchers=lambda: [make_sender()])
     process.run()
-    assert [status.running for status in rig.folder.statuses] == [True] * 20 + [False]
+    assert [status.running for status in rig.folder.statuses] == [True] * 21 + [False]
     assert vars(rig.folder.statuses[0])["sinks"] == {"ops": (3, "retrying")}
 
 
@@ -263,7 +263,7 @@ def test_a_disk_that_hangs_holds_up_neither_the_status_nor_the_stop(monkeypatch:
     rig.outbox.changes = 7
     monkeypatch.setattr("bridge.service.process.try_to_write", hang)
     assert rig.run(seconds=99, dispatchers=dispatchers) == 0
-    assert len(rig.folder.statuses) == 21
+    assert len(rig.folder.statuses) == 22
     end.set()
 
 
