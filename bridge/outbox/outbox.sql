@@ -166,7 +166,8 @@ SELECT seq, key, urgency, state, tries FROM waiting INDEXED BY waiting_due
 WHERE sink = ? AND state = 2 ORDER BY due_at LIMIT 1;
 
 -- name: next-retry
-SELECT tries FROM waiting INDEXED BY waiting_by_due WHERE sink = ? AND state IN (1, 3) ORDER BY due_at LIMIT 1;
+SELECT tries FROM waiting INDEXED BY waiting_by_due
+WHERE sink = ? AND state IN (1, 3) AND tries > 0 ORDER BY due_at LIMIT 1;
 
 -- name: next-notice
 SELECT MIN(urgency) FROM waiting INDEXED BY waiting_heads

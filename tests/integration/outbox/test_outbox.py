@@ -269,6 +269,17 @@ def test_a_young_notice_is_found_behind_whatever_waits(tmp_path: Path, urgent: b
         assert [outbox.has_young(sink) for sink in "ab"] == [False, True]
 
 
+def test_what_is_held_hides_no_failure(tmp_path: Path) -> None:
+    held = {"a": lambda event: event.stored_at + 5 if event.id == "held" else None}
+    with closing(open_outbox(tmp_path, held=held)) as outbox:
+        queue = outbox.queue("a")
+        commit(outbox, "held", "bad")
+        assert queue.failures() == 0
+        (head,) = queue.turn(outbox.now(), 9).fresh
+        queue.note_failure(head, due_at=outbox.now().steady + 60, is_asked=False)
+        assert queue.failures() == 1
+
+
 @pytest.mark.parametrize("subject", ["", "one"])
 @pytest.mark.parametrize("type_", [TYPE, OTHER_TYPE])
 @pytest.mark.parametrize("fails", [False, True])
