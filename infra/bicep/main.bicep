@@ -155,6 +155,10 @@ var checks = [
     fault: 'namespaceName: given ${namespaceName}, expected an end other than -, -sb and -mgmt'
   }
   {
+    isWrong: !empty(join(split(toLower(take(namespaceName, 1)), take(lowerAlphanumeric, 26)), ''))
+    fault: 'namespaceName: given ${namespaceName}, expected a letter at its beginning'
+  }
+  {
     isWrong: toLower(topicName) == toLower(queueName)
     fault: 'queueName: given ${queueName}, expected another name than topicName'
   }
@@ -181,6 +185,10 @@ var checks = [
   {
     isWrong: !empty(join(split(consoleName, hyphenated), ''))
     fault: 'consoleName: given ${consoleName}, expected lower-case letters, digits and hyphens'
+  }
+  {
+    isWrong: length(consoleName) == 1
+    fault: 'consoleName: given ${consoleName}, expected 2 to 32 characters'
   }
   {
     isWrong: !empty(consoleName) && (empty(consoleImage) || empty(consoleClientId))

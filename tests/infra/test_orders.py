@@ -8,9 +8,11 @@ which goes by `at` alone, takes another view.
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from argparse import Namespace
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +95,24 @@ def test_a_vm_is_down_from_an_announcement_to_its_end_also_if_the_event_comes_ba
     is_down = consumer(tmp_path)
     found = [is_down(cloud_event(message)) for message in order["messages"]]
     assert found == order.get(consumer.__name__, [message["down"] for message in order["messages"]])
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: str(order["name"]))
+def test_the_function_stores_every_event_once_whatever_the_order(
+    monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "infra/consumers/function"))
+    to_row = import_module("function_app").to_row
+    events = [{"specversion": "1.0", **cloud_event(message)} for message in order["messages"]]
+    rows = [to_row(json.dumps(event).encode()) for event in events]
+    keys = {(row["PartitionKey"], row["RowKey"]) for row in rows}
+    assert len(keys) == len({message["id"] for message in order["messages"]})
+
+
+def test_the_logic_app_goes_by_what_a_message_says_alone_and_so_asks_again_for_a_return() -> None:
+    text = (ROOT / "infra/consumers/logicapp/definition.json").read_text(encoding="utf-8")
+    assert {*re.findall(r"outputs\('Read'\)\?\['(\w+)'\]", text)} == {"id", "type", "data"}
+    assert "io.imdsbridge.scheduledevent.scheduled.v1" in text
 
 
 def test_the_page_has_every_order() -> None:
