@@ -67,9 +67,10 @@ class _Connection(HTTPConnection):
     An error also notes that an answer was late by the shorter limit of a connection that was open before.
     """
 
-    _was_open = False
+    _has_answered = False  # since it was connected: a TLS connection is open before its first request
 
     def connect(self) -> None:
+        self._has_answered = False
         try:
             super().connect()
         except Exception as error:
@@ -77,20 +78,19 @@ class _Connection(HTTPConnection):
             raise
         self.sock.settimeout(self.timeout)
 
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        self._was_open = self.sock is not None
-        super().request(*args, **kwargs)
-
     def getresponse(self) -> Any:
-        limit_seconds, open_seconds = self.timeout, _open_seconds.get()
-        if not self._was_open or open_seconds >= (limit_seconds or math.inf):
-            return super().getresponse()
-        self.timeout = open_seconds
+        limit_seconds = self.timeout
+        is_short = self._has_answered and _open_seconds.get() < (limit_seconds or math.inf)
+        self.timeout = _open_seconds.get() if is_short else limit_seconds
         try:
-            return super().getresponse()
+            response = super().getresponse()
         except TimeoutError as error:
-            error.add_note(_FORGOTTEN)
+            if is_short:
+                error.add_note(_FORGOTTEN)
             raise
+        else:
+            self._has_answered = True
+            return response
         finally:
             self.timeout = limit_seconds
             if self.sock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
@@ -84,8 +84,8 @@ class Outbox:
     def __post_init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._waiting: Counter[str] = Counter()
-        # For each sink the number of the newest urgent event, None for one of an earlier run, and when it was stored.
-        self._urgent: dict[str, tuple[int | None, float]] = {}
+        # For each sink the numbers of young urgent events, None for an earlier run's, and when they were stored.
+        self._urgent: dict[str, deque[tuple[int | None, float]]] = {}
         self._delivered_from = 0.0  # no event before this number is one that no sink waits for
         self._drops = RepeatLimit(self.clock)
         self.changes = 0
@@ -200,8 +200,8 @@ class Outbox:
             self._storage.note_published(published)
             self._waiting.update(sink for _, held in waiting for sink in held)
             for event, held in waiting:
-                if event.type.startswith(URGENT_TYPES):
-                    self._urgent.update(dict.fromkeys(held, (event.seq, now)))
+                for sink in held if event.type.startswith(URGENT_TYPES) else ():
+                    self._young(sink, now).append((event.seq, now))
             self._note_freed(freed)
             self._storage.note_numbers()
             self._storage.keep_state()
@@ -220,9 +220,19 @@ class Outbox:
         return Now(wall=self.clock.wall(), steady=self.clock.steady())
 
     def has_young(self, sink: str) -> bool:
-        """Return whether the newest notice or receipt waits, and is stored lately; an earlier run's counts as new."""
-        seq, at = self._urgent.setdefault(sink, (None, self.clock.steady()))
-        return at > self.clock.steady() - YOUNG_SECONDS and self.queue(sink).has_urgent(seq)
+        """Return whether a notice or receipt waits that was stored lately; one of an earlier run counts as new."""
+        with self._changed:
+            young, queue = self._young(sink, self.clock.steady()), self.queue(sink)
+            while young and not queue.has_urgent(young[-1][0]):
+                young.pop()
+            return bool(young)
+
+    def _young(self, sink: str, now: float) -> deque[tuple[int | None, float]]:
+        """Return the urgent events for a sink that are young now and may wait, the newest last."""
+        young = self._urgent.setdefault(sink, deque([(None, now)]))
+        while young and young[0][1] <= now - YOUNG_SECONDS:
+            young.popleft()
+        return young
 
     def queue(self, sink: str) -> Queue:
         """Return what waits for a sink, in the order in which it is sent."""

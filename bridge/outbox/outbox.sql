@@ -158,8 +158,8 @@ WHERE sink = ? AND state = ? AND state <> 4 AND urgency >= -9e999 LIMIT 1;
 -- name: newest-due
 -- Of what came last, what is due for longest.
 SELECT seq, key, urgency, state, tries FROM (
-    SELECT * FROM waiting INDEXED BY waiting_by_seq WHERE seq > ? AND sink = ? ORDER BY seq DESC LIMIT ?
-) WHERE state = 2 ORDER BY due_at LIMIT 1;
+    SELECT * FROM waiting INDEXED BY waiting_by_seq WHERE seq > ? ORDER BY seq DESC LIMIT ?
+) WHERE sink = ? AND state = 2 ORDER BY due_at LIMIT 1;
 
 -- name: longest-due
 SELECT seq, key, urgency, state, tries FROM waiting INDEXED BY waiting_due

@@ -18,6 +18,7 @@ from bridge.outbox.storage import Storage
 
 # So many of the most urgent retries that are due are compared.
 COMPARED_HEADS = 100
+NEWEST_ROWS = 1000  # of all sinks: what came last is looked for among them
 
 
 class Head(NamedTuple):
@@ -103,7 +104,7 @@ class Queue:
             if failures % 4:
                 row = None
                 if failures % 2:
-                    row = database.execute("newest-due", since, self.sink, COMPARED_HEADS).fetchone()
+                    row = database.execute("newest-due", since, NEWEST_ROWS, self.sink).fetchone()
                 row = row or database.execute("longest-due", self.sink).fetchone()
                 again = [Head(now.lane(row[2]), *row)] if row else []
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from types import MappingProxyType
@@ -93,13 +93,7 @@ def vm_id_of(record: Any) -> str:
 
 
 class Ledger(Database):
-    """A database with the outbox's rows as values; whoever writes holds the transaction. Reads raise Damaged.
-
-    Attributes:
-        left: in memory, the sinks and keys of which something waits in the file alone.
-    """
-
-    left: Collection[tuple[str, int]] = ()
+    """A database with the outbox's rows as values; whoever writes holds the transaction. Reads raise Damaged."""
 
     def save_event(self, event: StoredEvent) -> None:
         """Write an event."""
@@ -128,10 +122,6 @@ class Ledger(Database):
         now = Now(wall=event.stored_at if wall is None else wall, steady=event.stored_at)
         urgent, key = urgency(event, now.wall), key_number(event.envelope)
         for sink, due_at in held.items():
-            if (sink, key) in self.left:
-                # It would come before what the file has: it waits for the file, under another key.
-                self.copy_waiting(sink, event.seq, ~key, None, Wait.HELD, 1, math.inf, 0)
-                continue
             state = Wait.NEW if due_at is None else Wait.HELD
             self.copy_waiting(sink, event.seq, key, urgent, state, 0, due_at, sent.get(sink, 0), now=now)
 

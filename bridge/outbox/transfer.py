@@ -24,10 +24,8 @@ def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
     for row in memory.execute("events-after", after):
         file.save_event(stored_event(row))
     for row in memory.execute("all-waiting", 0):
-        sink, seq, key, _, *tries = row
-        if (sink, ~key) in memory.left:
-            file.copy_waiting(sink, seq, ~key, None, rows.Wait.NEW, 0, None, 0)
-        elif seq > after:
+        sink, seq, _, _, *tries = row
+        if seq > after:
             file.copy_waiting(*row)
         else:
             file.execute("note-tries", sink, seq, *tries)
@@ -66,8 +64,6 @@ def fill_memory(memory: Ledger, source: Ledger, *, now: Now, max_bytes: int) -> 
             continue
         left -= max(LEAST_BYTES, len(event.body))
         if left < 0:
-            waiting = () if old else source.execute("all-waiting", 0)
-            memory.left = {(sink, key) for sink, seq, key, *_ in waiting if seq not in copied}
             break
         copied.add(event.seq)
         memory.save_event(event)

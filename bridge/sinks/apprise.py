@@ -55,7 +55,8 @@ class AppriseSink(Sink):
 
     @property
     def _targets(self) -> int:
-        return len(self._service[0])
+        service = self._service[0]
+        return int(len(service) // (1 + service.retry))  # it counts each target with its own retries
 
     @property
     def outdated(self) -> str:
@@ -69,7 +70,7 @@ class AppriseSink(Sink):
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Send the event as a message."""
         message = self._message(events[0])
-        limit_seconds = self._targets * (TARGET_SECONDS + sum(self._service[0].request_timeout))
+        limit_seconds = len(self._service[0]) * (TARGET_SECONDS + sum(self._service[0].request_timeout))
         try:
             result = self._worker.call(
                 partial(self._service.notify, **message, body_format="text"), limit_seconds=limit_seconds

@@ -36,7 +36,6 @@ from tests.support.outbox import (
     older_state,
     open_outbox,
     rows,
-    send,
     waiting,
 )
 from tests.support.status import read_raw, write_raw
@@ -460,29 +459,6 @@ def test_what_is_copied_of_a_large_file_into_memory_is_the_most_urgent_with_all_
         failing.recover()
         outbox.recover()
         assert drain(outbox) == [str(number) for number in range(3, 10)]
-    check_recovered(tmp_path)
-
-
-def test_what_is_not_urgent_waits_for_the_file_behind_what_memory_has_no_room_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storage_module, "COPY_BYTES", 4_000)
-    with failing_disk() as failing, closing(open_outbox(tmp_path, sinks=TWO)) as outbox:
-        for number in range(3):
-            outbox.commit([event(str(number), type_=OTHER_TYPE, subject="vm", size=3000)])
-        deliver(outbox, "b")
-        failing.fail()
-        for name in ("3", "4"):
-            outbox.commit([event(name, type_=OTHER_TYPE, subject="vm")])
-        outbox.commit([event("other", type_=OTHER_TYPE), event("notice")])
-        # Only a receiver that has had what came before gets what follows.
-        assert send(outbox) == ["notice", "0", "other"]
-        assert send(outbox, "b") == ["notice", "3", "4", "other"]
-        failing.recover()
-        outbox.recover()
-        assert outbox.storage_error is None
-        assert send(outbox) == ["1", "2", "3", "4"]
-        assert send(outbox, "b") == []
     check_recovered(tmp_path)
 
 

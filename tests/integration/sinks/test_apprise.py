@@ -170,6 +170,11 @@ def test_several_targets_are_refused_by_both_checks_and_a_process_warns(
     assert f"sinks.ops: {refusal}" in caplog.text
 
 
+def test_a_target_that_apprise_tries_again_is_one(make: Make) -> None:
+    assert make("json://127.0.0.1:9/x?retry=2").outdated == ""
+    assert "given 2 targets" in make("ntfy://127.0.0.1:9/a/b?retry=1").outdated
+
+
 def test_an_event_for_several_targets_is_tried_once_and_becomes_a_dead_letter(make: Make) -> None:
     with MailServer("250 yes", "451 later") as server:
         sink = make(f"mailto://127.0.0.1:{server.port}?from=vm@example.org&to=a@b.org,c@b.org&mode=insecure")

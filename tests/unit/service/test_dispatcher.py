@@ -918,3 +918,16 @@ def test_a_notice_that_came_in_an_outage_is_not_behind_those_that_were_refused_b
     rig.deliver(seconds=200)
     rig.sink.refuse = poison(*bad)
     assert passed(rig, lambda: rig.received() == ["document", "notice"]) <= 3
+
+
+@pytest.mark.parametrize("type_", [TYPE, "io.imdsbridge.approval.accepted.v1"])
+def test_what_is_young_is_tried_soon_after_an_outage_also_if_something_newer_was_accepted_before_it(
+    rig: MovedDelivery, type_: str
+) -> None:
+    rig.sink.refuse = lambda event: unavailable(retry_after_seconds=1.0) if event.id == "first" else None
+    rig.commit("first", "second", type_=type_, NotBeforeUtc=in_seconds(rig, 2400))
+    passed(rig, lambda: rig.received() == ["second"])
+    rig.sink.refuse = lambda _: unavailable(status=None, is_unreached=True)
+    rig.deliver(seconds=300)
+    rig.sink.refuse = lambda _: None
+    assert passed(rig, lambda: "first" in rig.received()) <= 2
