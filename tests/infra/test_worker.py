@@ -98,6 +98,14 @@ def test_an_event_that_was_over_in_an_earlier_versions_state_stays_so_for_what_i
     assert noted(tmp_path, ("scheduled", {}))["phase"] == ("announced" if at else "over")
 
 
+def test_a_recovery_that_an_earlier_versions_state_left_open_ends_once(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({"e1": {"phase": "ended", "time": "2026-11-20T12:00:00.000Z"}}))
+    worker = Worker(Namespace(vm="web-0", types=["reboot"], state=state, secret=""))
+    finish(worker, "ended")
+    assert (worker.events["e1"]["phase"], worker.jobs) == ("over", {})
+
+
 @pytest.mark.parametrize("resources", [None, [5, "web-0"], []])
 def test_what_does_not_name_every_vm_is_not_approved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, resources: Any

@@ -195,7 +195,7 @@ class Worker:
         if is_of_before or (phase == "ended" and code and self.preparations(key)):
             return  # what was stopped for an event runs again after it
         if phase == "ended":
-            kept = {"time": event["time"], "ids": event["ids"], "phase": "over"}
+            kept = {"time": event["time"], "ids": event.get("ids", []), "phase": "over"}
             event.clear()
             event |= kept  # even after a failure: it runs only once
             return
