@@ -9,7 +9,7 @@ from datetime import datetime
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.events.urgency import NOTICES, YOUNG_SECONDS, not_before
+from bridge.events.urgency import NOTICE_SHARE, NOTICES, YOUNG_SECONDS, not_before
 from bridge.http.client import Answer, origin, retry_after_seconds
 from bridge.runtime.text import one_line, redact
 from bridge.sinks.base import RequestPreview
@@ -122,7 +122,7 @@ def patience_seconds(events: Sequence[StoredEvent], now: datetime, *, limit_seco
     """
     instants = (not_before(event, math.nan) for event in events if event.type.startswith(NOTICES))
     left = (instant - now.timestamp() for instant in instants)
-    is_short = any(-YOUNG_SECONDS < seconds < 6 * limit_seconds for seconds in left)
+    is_short = any(-YOUNG_SECONDS < seconds < NOTICE_SHARE * limit_seconds for seconds in left)
     return PATIENCE_SECONDS if is_short else math.inf
 
 
