@@ -16,10 +16,11 @@ from typing import Any
 
 from bridge.approvals.command import MAX_EVENT_IDS
 from bridge.approvals.pending import REJECTED_RECEIPTS_PER_MINUTE
+from bridge.approvals.sender import ApproveCommand, send_command
+from bridge.arguments import DRY_RUN, FAILED, OK, complete, load_config
 from bridge.azure.bus_receiver import convert
 from bridge.azure.receiver import ReceivedMessage
 from bridge.azure.servicebus import address_of, connect, mapped_errors
-from bridge.cli.common import DRY_RUN, FAILED, OK, complete, load_config
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config
 from bridge.contract.types import KNOWN_VALUES, type_of
@@ -32,7 +33,6 @@ from bridge.imds.document import SCHEDULED, ScheduledEvent, parse_document
 from bridge.imds.instance import Vm, approval_session
 from bridge.runtime.text import show
 from bridge.runtime.time import Clock
-from bridge.service.command_sender import ApproveCommand, send_command
 
 _EPILOG = """\
 Without EVENT_ID, on a VM: lists the Scheduled events, names every VM that an approval releases, and asks.

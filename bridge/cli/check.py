@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from bridge.cli.common import FAILED, OK, complete, json_lines, load_config
+from bridge.arguments import FAILED, OK, complete, json_lines, load_config
 from bridge.cli.config import warnings
 from bridge.cli.trial import runs_on, try_to_deliver
 from bridge.cli.units import find_units
@@ -36,12 +36,12 @@ from bridge.imds.instance import approval_session
 from bridge.outbox.inspect import waiting_counts
 from bridge.outbox.sqlite import ERRORS, Database, kept_log
 from bridge.outbox.state_dir import StateFolder, try_to_write
+from bridge.process.parts import build_sinks, sinks_of
+from bridge.process.status import SILENT_SECONDS, age_of, clock_faults, find_urgent
+from bridge.roles import relay_settings
 from bridge.runtime.program import find_fault
 from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
-from bridge.service.composition import relay_settings
-from bridge.service.parts import build_sinks, sinks_of
-from bridge.service.status import SILENT_SECONDS, age_of, clock_faults, find_urgent
 from bridge.sinks.base import Inconclusive, Sink
 
 _EPILOG = """\

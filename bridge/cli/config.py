@@ -7,16 +7,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from bridge.cli.common import OK, add_command
+from bridge.arguments import OK, add_command
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.config.sinks import alternatives
 from bridge.contract.types import type_of
 from bridge.errors import ConfigError, UsageError
+from bridge.process.parts import build_sinks, filter_of, sinks_of
+from bridge.roles import approval_settings, relay_settings
 from bridge.runtime.program import find_fault
 from bridge.runtime.text import show
-from bridge.service.composition import approval_settings, relay_settings
-from bridge.service.parts import build_sinks, filter_of, sinks_of
 from bridge.sinks.exec import ExecSettings
 
 # Generated from the settings.

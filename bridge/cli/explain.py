@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.cli.common import OK, complete, json_lines, load_config, state_folder
+from bridge.arguments import OK, complete, json_lines, load_config, state_folder
 from bridge.config.models import Config
 from bridge.contract.status import ListenStatus
 from bridge.formats.text import format_duration, table
 from bridge.outbox import inspect
 from bridge.outbox.inspect import Fate, next_try
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.parts import filter_of, sinks_of
 from bridge.runtime.text import show
-from bridge.service.parts import filter_of, sinks_of
 
 _EPILOG = """\
 For each sink: whether it takes the event, or which of `types`, `where` and `scope` leaves it out; and whether the

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime
 
-from bridge.cli.common import OK, complete, state_folder
+from bridge.arguments import OK, complete, state_folder
 from bridge.contract.status import ListenStatus
 from bridge.errors import UsageError
 from bridge.outbox import inspect
 from bridge.outbox.rows import REQUEST
+from bridge.process.status import read_report
 from bridge.runtime.text import show
-from bridge.service.status import read_report
 
 _EPILOG = """\
 The listener runs `recover` of its rules on its own, and repeats it while it fails. Refused while an event for which

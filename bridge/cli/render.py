@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from bridge.cli.common import OK, complete, load_config
+from bridge.arguments import OK, complete, load_config
 from bridge.config.models import Config
 from bridge.contract.types import type_of
 from bridge.errors import Rejected, UsageError
 from bridge.formats.samples import samples
+from bridge.process.parts import build_sinks, filter_of, sinks_of
 from bridge.runtime.text import show
-from bridge.service.parts import build_sinks, filter_of, sinks_of
 from bridge.sinks.base import RequestPreview
 
 _EPILOG = """\

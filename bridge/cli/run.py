@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from bridge.cli.common import complete, load_config
-from bridge.service.composition import run_forward, run_listen, run_relay
+from bridge.arguments import complete, load_config
+from bridge.roles import run_forward, run_listen, run_relay
 
 _FORWARD = """\
 Runs until SIGTERM or SIGINT: it then polls once more, delivers waiting events for up to stop_seconds and exits 0.

@@ -7,11 +7,11 @@ import sys
 import time
 from datetime import UTC, datetime
 
-from bridge.cli.common import FAILED, OK, complete, json_lines, state_folder
+from bridge.arguments import FAILED, OK, complete, json_lines, state_folder
 from bridge.cli.units import find_units
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.status import read_report, render
 from bridge.runtime.text import show
-from bridge.service.status import read_report, render
 
 WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J"

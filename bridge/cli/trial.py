@@ -14,15 +14,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bridge.config.sinks import SinkSettings
+from bridge.delivery.dispatcher import Dispatcher
 from bridge.errors import DeliveryError, Rejected, StateError
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.parts import build_sinks
 from bridge.runtime.time import Clock
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.parts import build_sinks
 from bridge.sinks.base import RequestPreview, Sink
 
 MAX_BYTES = 64 * 1024 * 1024

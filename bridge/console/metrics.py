@@ -16,8 +16,8 @@ from bridge.console.rows import PREPARATIONS, WATCHES
 from bridge.console.store import Store
 from bridge.contract.status import Status
 from bridge.contract.types import KNOWN_VALUES
+from bridge.process.metrics import describe_process, gauge, single
 from bridge.runtime.threads import progress_ages
-from bridge.service.metrics import describe_process, gauge, single
 
 _STATUSES = ("Scheduled", "Started", "Advisory")
 _OTHER = "other"  # what Azure may add

@@ -21,8 +21,7 @@ from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent, StoredEvent, stored
 from bridge.events.urgency import URGENT_TYPES, YOUNG_SECONDS, Now
 from bridge.outbox import rows
-from bridge.outbox.queue import Queue
-from bridge.outbox.rows import Ledger, Loss, stored_dead_letter, stored_event
+from bridge.outbox.rows import Ledger, Loss, Wait, stored_dead_letter, stored_event
 from bridge.outbox.sqlite import LOG_BYTES
 from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.storage import Storage
@@ -67,6 +66,7 @@ class Outbox:
         StateError: another process holds the folder, or a newer version wrote it.
 
     Attributes:
+        storage: where the rows are.
         epoch: the id of this run, in which the process counts its own events.
         previous_run: the epoch and the last committed number of the run before; (None, None) where there was none.
         changes: counts what ends a wait.
@@ -91,12 +91,12 @@ class Outbox:
         self.changes = 0
         self.epoch = uuid4().hex
         self._number = 0
-        self._storage = Storage(self.folder, self._changed, self.now, self._wanted_by)
+        self.storage = Storage(self.folder, self._changed, self.now, self._wanted_by)
         try:
-            self._storage.open()
+            self.storage.open()
             self._begin()
         except BaseException:
-            self._storage.close()
+            self.storage.close()
             self.folder.release()
             raise
 
@@ -105,7 +105,7 @@ class Outbox:
         run = self.record(rows.STATE, rows.RUN) or {}
         self.previous_run: tuple[str | None, int | None] = (run.get("epoch"), run.get("reporterseq"))
         now = self.clock.steady()
-        self._storage.run(lambda database: database.execute("resume", now), synced=False)
+        self.storage.run(lambda database: database.execute("resume", now), synced=False)
         self._load()
         for sink, count in self.left_sinks().items():
             log.warning(
@@ -125,28 +125,28 @@ class Outbox:
     def _held_by(self, event: StoredEvent) -> dict[str, float | None]:
         """Return the sinks that take an event, and until when each holds it."""
         # What only memory has is not held: a kill would lose it, and a relay completes its messages later.
-        held = self.held if self._storage.error is None else {}
+        held = self.held if self.storage.error is None else {}
         return {name: held[name](event) if name in held else None for name in self._wanted_by(event)}
 
     @property
     def storage_error(self) -> str | None:
         """What is wrong with the file; None while it has everything."""
-        return self._storage.error
+        return self.storage.error
 
     @property
     def storage_errors(self) -> int:
         """How often the file could not be used; while it fails, each attempt counts."""
-        return self._storage.errors
+        return self.storage.errors
 
     # What is remembered between two documents
 
     def record(self, kind: str, key: str) -> Any:
         """Return a value that was committed under `kind` and `key`, None if there is none."""
-        return self._storage.run(lambda database: database.record(kind, key))
+        return self.storage.run(lambda database: database.record(kind, key))
 
     def losses(self) -> list[Loss]:
         """Return the losses that are not published yet."""
-        return self._storage.run(Ledger.losses)
+        return self.storage.run(Ledger.losses)
 
     def next_number(self) -> int:
         """Return the number of the next event that this process counts; it counts once the event is committed."""
@@ -174,7 +174,7 @@ class Outbox:
         now, wall = self.clock.steady(), self.clock.wall()
         with self._changed:
             added = [
-                stored(event, seq=seq, at=now) for seq, event in enumerate(events, self._storage.last_seq + 1)
+                stored(event, seq=seq, at=now) for seq, event in enumerate(events, self.storage.last_seq + 1)
             ]
             waiting = [(event, self._held_by(event)) for event in added]
             values = dict(records or {})
@@ -195,25 +195,25 @@ class Outbox:
 
             unwanted = (event.seq for event, held in waiting if not held)
             self._delivered_from = min(self._delivered_from, *unwanted, math.inf)
-            freed = self._storage.run(work, synced=True)
-            self._storage.last_seq += len(added)
-            self._storage.note_published(published)
+            freed = self.storage.run(work, synced=True)
+            self.storage.last_seq += len(added)
+            self.storage.note_published(published)
             self._waiting.update(sink for _, held in waiting for sink in held)
             for event, held in waiting:
                 for sink in held if event.type.startswith(URGENT_TYPES) else ():
                     self._young(sink, now).append((event.seq, now))
             self._note_freed(freed)
-            self._storage.note_numbers()
-            self._storage.keep_state()
+            self.storage.note_numbers()
+            self.storage.keep_state()
             self.wake()
             self.count(events)
-            return self._storage.error is None
+            return self.storage.error is None
 
     # What a sink asks
 
     def pending(self, sink: str, limit: int, *, after: int = 0) -> list[StoredEvent]:
         """Return the oldest events that wait for the sink behind the number `after`, in their order."""
-        return self._storage.run(lambda database: database.pending(sink, after=after, limit=limit))
+        return self.storage.run(lambda database: database.pending(sink, after=after, limit=limit))
 
     def now(self) -> Now:
         """Return the time by both clocks."""
@@ -222,8 +222,8 @@ class Outbox:
     def has_young(self, sink: str) -> bool:
         """Return whether a notice or receipt waits that was stored lately; one of an earlier run counts as new."""
         with self._changed:
-            young, queue = self._young(sink, self.clock.steady()), self.queue(sink)
-            while young and not queue.has_urgent(young[-1][0]):
+            young = self._young(sink, self.clock.steady())
+            while young and not self._has_urgent(sink, young[-1][0]):
                 young.pop()
             return bool(young)
 
@@ -234,9 +234,15 @@ class Outbox:
             young.popleft()
         return young
 
-    def queue(self, sink: str) -> Queue:
-        """Return what waits for a sink, in the order in which it is sent."""
-        return Queue(sink, self._storage)
+    def _has_urgent(self, sink: str, seq: int | None) -> bool:
+        """Return whether a certain notice or receipt waits; None: whether any does."""
+
+        def work(database: Ledger) -> bool:
+            if seq is None:
+                return database.has_urgent(sink, range(Wait.BEHIND))
+            return database.execute("key-and-urgency", sink, seq).fetchone() is not None
+
+        return self.storage.run(work)
 
     def wait(self, seen: int, seconds: float) -> None:
         """Wait until `changes` is another number than the one that was seen, at most `seconds`."""
@@ -274,18 +280,23 @@ class Outbox:
             return [seq for seq in seqs if database.execute("sinks-waiting-for", seq).fetchone() is None]
 
         with self._changed:
-            self._waiting[sink] -= self._storage.run(work, synced=dead is not None)
-            self._delivered_from = min(self._delivered_from, *self._storage.run(delivered), math.inf)
-            self._storage.note_done(sink, (event.seq for event in events))
-            self._storage.note_numbers()
+            self._waiting[sink] -= self.storage.run(work, synced=dead is not None)
+            self._delivered_from = min(self._delivered_from, *self.storage.run(delivered), math.inf)
+            self.storage.note_done(sink, (event.seq for event in events))
+            self.storage.note_numbers()
 
     def backlog(self, sink: str) -> tuple[int, float | None]:
         """Return how many events wait for the sink, and since when (steady seconds) the oldest does."""
         with self._changed:
             if not (count := self._waiting[sink]):
                 return 0, None
-            oldest = self.queue(sink).oldest()
+            oldest = self.oldest(sink)
             return count, oldest.stored_at if oldest else None
+
+    def oldest(self, sink: str) -> StoredEvent | None:
+        """Return the oldest event that waits for the sink."""
+        row = self.storage.run(lambda database: database.execute("oldest-waiting", sink).fetchone())
+        return stored_event(row) if row else None
 
     def backlogs(self) -> dict[str, int]:
         """Return how many events wait for each sink."""
@@ -299,11 +310,11 @@ class Outbox:
 
     def dead_letter_counts(self) -> dict[str, int]:
         """Return the number of dead letters of each sink."""
-        return self._storage.run(lambda database: database.counts("count-dead-letters"))
+        return self.storage.run(lambda database: database.counts("count-dead-letters"))
 
     def size_bytes(self) -> int:
         """Return how much disk the outbox takes up, or how much memory in its place."""
-        return self._storage.size_bytes()
+        return self.storage.size_bytes()
 
     # Whose the state is
 
@@ -320,7 +331,7 @@ class Outbox:
                 Loss(reason=rows.OTHER_VM, count=count, sink=sink, oldest=self.backlog(sink)[1])
                 for sink, count in (+self._waiting).items()
             ]
-            target = self._storage.replace({**state, rows.LOSSES: list(map(asdict, waiting))})
+            target = self.storage.replace({**state, rows.LOSSES: list(map(asdict, waiting))})
             self._begin()
             return target
 
@@ -329,7 +340,7 @@ class Outbox:
     def recover(self) -> None:
         """Use a file again that failed, and notice what the command line has changed; call every few seconds."""
         with self._changed:
-            has_changed = self._storage.recover()
+            has_changed = self.storage.recover()
         while has_changed:
             has_changed = self._load() == CHUNK_ROWS
 
@@ -346,10 +357,10 @@ class Outbox:
 
         with self._changed:
             self._delivered_from = 0.0
-            appended, freed, waiting = self._storage.run(work, synced=True)
+            appended, freed, waiting = self.storage.run(work, synced=True)
             self._waiting = waiting + freed[1]
             self._note_freed(freed)
-            self._storage.note_numbers()
+            self.storage.note_numbers()
             self.wake()
             return appended
 
@@ -360,16 +371,16 @@ class Outbox:
         """
         numbers = [number for (number,) in database.execute("retries", CHUNK_ROWS)]
         for number in numbers:
-            self._storage.last_seq += 1
+            self.storage.last_seq += 1
             (sink, id_, type_, *_, body), _ = stored_dead_letter(
                 database.execute("dead-letter", number).fetchone()
             )
-            event = StoredEvent(seq=self._storage.last_seq, id=id_, type=type_, stored_at=now, body=body)
+            event = StoredEvent(seq=self.storage.last_seq, id=id_, type=type_, stored_at=now, body=body)
             database.save_event(event)
             database.save_waiting(event, {sink: None}, wall=-math.inf)  # an old notice is not late news
             database.execute("delete-dead-letter", number)
         if numbers:
-            database.note_seq(self._storage.last_seq)
+            database.note_seq(self.storage.last_seq)
         return len(numbers)
 
     def _begin_sinks(self, database: Ledger) -> None:
@@ -385,7 +396,7 @@ class Outbox:
             database.save_record(rows.STATE, rows.SINKS, [*known, *new])
         noted, kept = database.record(rows.STATE, rows.FILTERS) or {}, {}
         for name, (wanted, from_start) in self.sinks.items():
-            since = 0 if from_start and name in new else self._storage.last_seq
+            since = 0 if from_start and name in new else self.storage.last_seq
             kept[name] = noted[name] if repr(wanted) in noted.get(name, ()) else [repr(wanted), since]
         if kept != noted:
             database.save_record(rows.STATE, rows.FILTERS, kept)
@@ -400,7 +411,7 @@ class Outbox:
             pruned = database.execute("prune-events", now - self.retain_seconds, CHUNK_ROWS)
             return pruned.rowcount == CHUNK_ROWS
 
-        while self._storage.error is None and self._storage.run(work, synced=False):
+        while self.storage.error is None and self.storage.run(work, synced=False):
             pass
         for sink in self.left_sinks():
             self._expire(sink, now - LEFT_SECONDS)
@@ -414,7 +425,7 @@ class Outbox:
     def _make_room(self, database: Ledger) -> Freed:
         """Keep the file, or the memory in its place, below its limit."""
         limit = min(self.max_bytes, MEMORY_BYTES) if database.is_memory else self.max_bytes - LOG_BYTES
-        return make_room(database, limit, start=self._delivered_from, is_stored=self._storage.has_stored)
+        return make_room(database, limit, start=self._delivered_from, is_stored=self.storage.has_stored)
 
     def _note_freed(self, freed: Freed) -> None:
         self._delivered_from, lost = freed
@@ -426,12 +437,12 @@ class Outbox:
     def close(self) -> bool:
         """Write what can be written and let the folder go; return whether all that waits is stored."""
         with self._changed:
-            self._storage.recover()
-            if self._storage.error and (waiting := max(self._waiting.values(), default=0)):
+            self.storage.recover()
+            if self.storage.error and (waiting := max(self._waiting.values(), default=0)):
                 text = "the state store is still unavailable: %d event(s) that were not delivered are lost"
                 log.error(text, waiting)
-            is_stored = self._storage.error is None
-            self._storage.close()
+            is_stored = self.storage.error is None
+            self.storage.close()
             self.folder.release()
             return is_stored
 

@@ -214,6 +214,10 @@ class Ledger(Database):
         """Remember the last number that was given, also where its event is deleted."""
         self.save_record(STATE, RUN, {**(self.record(STATE, RUN) or {}), "seq": seq})
 
+    def has_urgent(self, sink: str, states: Iterable[int]) -> bool:
+        """Return whether an event that is or was urgent waits for a sink in one of these states."""
+        return any(self.execute("has-urgent", sink, state).fetchone() for state in states)
+
     def counts(self, statement: str) -> dict[str, int]:
         """Return what a statement counts for each sink."""
         return dict(self.execute(statement).fetchall())

@@ -68,7 +68,7 @@ def test_the_readme_is_short_and_links_every_page_of_docs() -> None:
 
 
 def test_the_readme_shows_the_columns_that_the_command_prints() -> None:
-    code = "".join((ROOT / "bridge" / name).read_text() for name in ("service/status.py", "cli/check.py"))
+    code = "".join((ROOT / "bridge" / name).read_text() for name in ("process/status.py", "cli/check.py"))
     shown = "".join(block.text for block in blocks(ROOT / "README.md") if block.language == "console")
     columns = re.findall(r"\b[A-Z]{2,}(?: [A-Z]{2,})*(?=  |$)", shown, re.MULTILINE)
     assert {"EVENT", "NEXT RETRY", "RESULT"} <= set(columns)
@@ -120,7 +120,7 @@ def test_every_sentence_about_what_was_not_tried_on_azure_leads_to_the_trial() -
 
 def test_each_state_of_a_process_has_a_row() -> None:
     rows = section(RUNBOOK, "States of a process")
-    code = (ROOT / "bridge/service/status.py").read_text(encoding="utf-8")
+    code = (ROOT / "bridge/process/status.py").read_text(encoding="utf-8")
     capitals = set(re.findall(r"[A-Z]{3,}(?: [A-Z]{3,})+", code.partition("def headline")[0]))
     header = {"LAST SUCCESS", "NEXT RETRY", "LAST ERROR", "AUTO RULES"}
     assert {"NOT RESPONDING", "NOT RECEIVING", "STATE STORE UNAVAILABLE"} <= capitals
@@ -131,7 +131,7 @@ def test_each_state_of_a_process_has_a_row() -> None:
 
 
 def test_each_state_of_a_sink_has_a_row() -> None:
-    health = (ROOT / "bridge/service/dispatcher.py").read_text(encoding="utf-8")
+    health = (ROOT / "bridge/delivery/dispatcher.py").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z]+)`", section(RUNBOOK, "States of a sink"), re.MULTILINE)
     for state in rows:
         assert f'"{state}"' in health, state

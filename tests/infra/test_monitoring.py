@@ -14,7 +14,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from pycep import BicepParser
 
-from bridge.service.metrics import Meter, StatusCollector
+from bridge.process.metrics import Meter, StatusCollector
 from infra.monitoring.generate import BICEP, COPY, DASHBOARD, FOLDER, bicep, copy, group, panels, read_rules
 from tests.support.clock import MovedClock
 from tests.support.only import only

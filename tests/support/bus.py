@@ -13,6 +13,7 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
+from bridge.approvals.listener import Listener
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
@@ -22,11 +23,10 @@ from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.imds.instance import approval_session
 from bridge.lab.imds import EVENTS_PATH
+from bridge.process.identity import VmIdentity
+from bridge.process.parts import NoMeter
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
-from bridge.service.identity import VmIdentity
-from bridge.service.listener import Listener
-from bridge.service.parts import NoMeter
 from tests.support.forward import parts_of
 from tests.support.imds_lab import ImdsLab
 from tests.support.listener import RECEIPTS, command_body

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bridge.delivery.queue import Queue
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox import inspect
@@ -80,7 +81,7 @@ def waiting(outbox: Outbox, sink: str = "a", limit: int = 1000) -> list[str]:
 
 def committed(outbox: Outbox) -> list[bytes]:
     """Return the events that are stored, whether or not they wait for a sink."""
-    return [row[4] for row in outbox._storage.database.rows("event")]
+    return [row[4] for row in outbox.storage.database.rows("event")]
 
 
 def deliver(outbox: Outbox, sink: str = "a", *, limit: int = 1000) -> list[str]:
@@ -114,17 +115,17 @@ def retry_dead_letters(outbox: Outbox, path: Path, *numbers: int) -> None:
 
 def trace(outbox: Outbox, callback: Callable[[str], object] | None) -> None:
     """Call back with every statement that SQLite runs."""
-    outbox._storage.database._connection.set_trace_callback(callback)
+    outbox.storage.database._connection.set_trace_callback(callback)
 
 
 def used_bytes(outbox: Outbox) -> int:
     """Return how large the outbox is."""
-    return outbox._storage.database.used_bytes()
+    return outbox.storage.database.used_bytes()
 
 
 def abandon(outbox: Outbox) -> None:
     """Let go of the files without writing anything more."""
-    outbox._storage.close()
+    outbox.storage.close()
     outbox.folder.release()
 
 
@@ -157,7 +158,7 @@ def drain(outbox: Outbox, sink: str = "a") -> list[str]:
 
 def send(outbox: Outbox, sink: str = "a") -> list[str]:
     """Let a sink have, one by one, what is its turn as long as nothing fails."""
-    queue, got = outbox.queue(sink), []
+    queue, got = Queue(sink, outbox.storage), []
     while heads := queue.turn(outbox.now(), 1).fresh:
         taken = queue.take(heads, 1, is_noted=False)
         outbox.acknowledge(sink, taken.events)

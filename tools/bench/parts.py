@@ -10,16 +10,16 @@ from typing import Any
 
 from bridge.config.base import Secret
 from bridge.config.models import Config, ImdsSettings
+from bridge.delivery.dispatcher import Dispatcher
 from bridge.events.filters import Filter
 from bridge.formats.cloudevents import CloudEventsSettings
+from bridge.forward.forwarder import Forwarder
 from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.parts import Parts
 from bridge.runtime.threads import start_thread
 from bridge.runtime.time import Clock
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.forwarder import Forwarder
-from bridge.service.parts import Parts
 from bridge.sinks.base import Sink
 from bridge.sinks.webhook import WebhookSink
 from tools.bench import sample

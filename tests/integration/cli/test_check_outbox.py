@@ -16,7 +16,7 @@ from bridge.formats.cloudevents import CloudEvents
 from bridge.formats.samples import samples
 from bridge.outbox import rows, sqlite
 from bridge.outbox.outbox import Outbox
-from bridge.service.metrics import StatusCollector
+from bridge.process.metrics import StatusCollector
 from tests.support.cli import Cli, CommandResult
 from tests.support.disk import small_disk
 from tests.support.inbox import Inbox

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from bridge.delivery.queue import Queue
 from bridge.errors import StateError
 from bridge.outbox import outbox as outbox_module
 from bridge.outbox import storage as storage_module
@@ -432,7 +433,7 @@ def test_a_state_that_only_memory_had_on_a_full_disk_is_there_after_a_kill(disk:
             assert (again.record(STATE, "watch"), again.record(STATE, "big")) == ("second", big)
             assert again.record("other", "x") is None
             if is_full:
-                again._storage.close()  # killed
+                again.storage.close()  # killed
 
 
 @pytest.mark.posix("Windows removes no file that is open")
@@ -467,12 +468,12 @@ def test_what_was_sent_from_memory_without_an_answer_is_known_to_the_file(tmp_pa
         commit(outbox, "1")
         failing.fail()
         commit(outbox, "2")
-        turn = outbox.queue("a").turn(outbox.now(), 1)
-        assert not outbox.queue("a").take(turn.fresh, 1, is_noted=True).sent
-        outbox.queue("a").note_failure(turn.fresh[0], due_at=0.0, is_asked=False)
+        turn = Queue("a", outbox.storage).turn(outbox.now(), 1)
+        assert not Queue("a", outbox.storage).take(turn.fresh, 1, is_noted=True).sent
+        Queue("a", outbox.storage).note_failure(turn.fresh[0], due_at=0.0, is_asked=False)
         failing.recover()
         outbox.recover()
         assert outbox.storage_error is None
-        again = outbox.queue("a").turn(outbox.now(), 1).again
+        again = Queue("a", outbox.storage).turn(outbox.now(), 1).again
         assert [head.tries for head in again] == [1]
-        assert outbox.queue("a").take(again, 1, is_noted=True).sent == {1}
+        assert Queue("a", outbox.storage).take(again, 1, is_noted=True).sent == {1}

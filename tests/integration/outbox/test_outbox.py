@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.delivery.queue import Queue
 from bridge.events.filters import Filter
 from bridge.events.urgency import YOUNG_SECONDS
 from bridge.outbox import inspect
@@ -49,7 +50,7 @@ from tests.support.outbox import (
 @contextmanager
 def counted_steps(outbox: Outbox) -> Iterator[list[int]]:
     """Count the steps of SQLite's machine, which is what a statement costs; the list has tens of them."""
-    connection = outbox._storage.database._connection
+    connection = outbox.storage.database._connection
     steps: list[int] = []
     connection.set_progress_handler(lambda: steps.append(10), 10)
     yield steps
@@ -272,7 +273,7 @@ def test_a_young_notice_is_found_behind_whatever_waits(tmp_path: Path, urgent: b
 def test_what_is_held_hides_no_failure(tmp_path: Path) -> None:
     held = {"a": lambda event: event.stored_at + 5 if event.id == "held" else None}
     with closing(open_outbox(tmp_path, held=held)) as outbox:
-        queue = outbox.queue("a")
+        queue = Queue("a", outbox.storage)
         commit(outbox, "held", "bad")
         assert queue.failures() == 0
         (head,) = queue.turn(outbox.now(), 9).fresh
@@ -288,7 +289,7 @@ def test_the_cost_of_a_delivery_does_not_grow_with_what_waits_or_fails(
 ) -> None:
     def cost(count: int) -> int:
         with closing(open_outbox(tmp_path / str(count))) as outbox:
-            queue, now = outbox.queue("a"), outbox.now()
+            queue, now = Queue("a", outbox.storage), outbox.now()
             outbox.commit([event(f"{number}", type_=type_, subject=subject) for number in range(count)])
             for head in queue.turn(now, count if fails else 0, may_begin=True, may_retry=True).fresh:
                 queue.note_failure(head, due_at=now.steady + 1e6 * (head.seq % 2 == 0), is_asked=False)
@@ -301,7 +302,7 @@ def test_the_cost_of_a_delivery_does_not_grow_with_what_waits_or_fails(
                 for failures in range(3):
                     assert queue.turn(now, 1, may_begin=False, failures=failures).again or not fails
                 outbox.acknowledge("a", taken.events)
-                queue.has_urgent(None)
+                outbox.has_young("a")
                 outbox.commit([event("newer", type_=type_, subject=subject)])
             return sum(steps)
 

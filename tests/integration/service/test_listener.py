@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
+from bridge.approvals import inbox as inbox_module
 from bridge.azure import bus_receiver
 from bridge.config.base import Secret
-from bridge.service import identity
-from bridge.service import inbox as inbox_module
+from bridge.process import identity
 from tests.integration.service.conftest import MakeBus
 from tests.support.bus import (
     FLEET,

@@ -18,14 +18,14 @@ import pytest
 from bridge import __version__
 from bridge.config.models import ImdsSettings
 from bridge.errors import ImdsError
+from bridge.forward import forwarder as forwarder_module
+from bridge.forward.forwarder import Gap
 from bridge.imds.document import parse_document
 from bridge.outbox import storage
 from bridge.outbox.rows import DAMAGE, Loss
 from bridge.outbox.sqlite import Database
+from bridge.process.bridge_events import LISTED_IDS, BridgeEvents
 from bridge.runtime.time import iso_utc
-from bridge.service import forwarder as forwarder_module
-from bridge.service.bridge_events import LISTED_IDS, BridgeEvents
-from bridge.service.forwarder import Gap
 from tests.support.diff import FIRST, SECOND, entry
 from tests.support.forward import DAY, HOUR, Scripted, name_of
 from tests.support.imds import WEB_0, WEB_1
@@ -407,7 +407,7 @@ def test_after_a_loss_what_imds_shows_is_published_again_beside_the_ends_of_an_u
     with unreadable(station):
         station.imds.end(FIRST)
     loss = Loss(reason=DAMAGE, count=None)
-    station.outbox._storage.run(lambda database: database.note_losses([loss]), synced=True)
+    station.outbox.storage.run(lambda database: database.note_losses([loss]), synced=True)
     before = len(station.all_events())
     station.run(waits=1)
     names = [name_of(event) for event in station.all_events()[before:]]

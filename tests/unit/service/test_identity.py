@@ -16,8 +16,8 @@ from bridge.imds.document import ScheduledEvent
 from bridge.imds.instance import Vm, approval_session
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE, Loss
-from bridge.service.bridge_events import BridgeEvents
-from bridge.service.identity import SETTLE_SECONDS, Role, VmIdentity
+from bridge.process.bridge_events import BridgeEvents
+from bridge.process.identity import SETTLE_SECONDS, Role, VmIdentity
 from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.imds import WEB_0, WEB_1, ImdsDouble
@@ -273,7 +273,7 @@ SIZE_LIMIT = Loss(reason="SizeLimit", count=3, sink="a", oldest=1e9, newest=1e9 
 
 
 def note_loss(outbox: Outbox, *losses: Loss) -> None:
-    outbox._storage.run(lambda database: database.note_losses(losses), synced=True)
+    outbox.storage.run(lambda database: database.note_losses(losses), synced=True)
 
 
 LOST_TIMES = {"OldestTime": "2001-09-09T01:46:40.000Z", "NewestTime": "2001-09-09T01:47:40.000Z"}

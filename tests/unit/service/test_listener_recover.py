@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from bridge.approvals.answers import STAY
 from bridge.approvals.state import OutOfWorkReason
 from bridge.config.approvals import AutoSettings
 from bridge.contract.status import OutOfWork
 from bridge.errors import ImdsError
 from bridge.outbox.rows import DAMAGE, OWED, REQUEST, SIZE_LIMIT, STATE, STATE_FOLDER_GONE, Loss
+from bridge.process.status import find_urgent
 from bridge.runtime.program import Result
-from bridge.service.answers import STAY
-from bridge.service.status import find_urgent
 from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig, MakeListener
 from tests.support.machine import program
@@ -381,7 +381,7 @@ def test_where_records_were_lost_every_rule_recovers_once_after_the_events_that_
     rig = make_listener(policy={"deny": [{}]}, auto=rules)
     event = rig.imds.schedule()
     loss = Loss(reason=reason, count=None)
-    rig.outbox._storage.run(lambda database: database.note_losses([loss]), synced=True)
+    rig.outbox.storage.run(lambda database: database.note_losses([loss]), synced=True)
     rig.run(8)
     assert (rig.machine.names, [one["keys"] for one in rig.outbox.record(STATE, OWED) or ()]) == (
         [],

@@ -26,8 +26,8 @@ from bridge.errors import DeliveryError, ImdsError, Rejected, Unavailable
 from bridge.events.model import CloudEvent
 from bridge.imds.client import ImdsClient
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.metrics import Meter, ProcessFigures, StatusCollector
 from bridge.runtime.time import iso_utc
-from bridge.service.metrics import Meter, ProcessFigures, StatusCollector
 from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.moved_delivery import MovedDelivery

@@ -14,12 +14,12 @@ from unittest.mock import Mock
 import pytest
 
 from bridge.contract.status import Status
+from bridge.delivery.dispatcher import Dispatcher
 from bridge.errors import ConfigError, Incomplete, StateError
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.process import Flow, Process
 from bridge.runtime.program import find_fault
 from bridge.runtime.threads import Signals, Stop
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.process import Flow, Process
 from tests.support.clock import MovedClock
 from tests.support.forward import parts_of
 from tests.support.only import only
@@ -193,7 +193,7 @@ def test_the_state_is_tried_in_a_quiet_minute_and_shows_until_a_try_succeeds(
     process = rig.process(seconds=1)
     full = OSError(28, "only 12 KiB are free")
     trial = Mock(side_effect=[None, full, full, None, FileNotFoundError()])
-    monkeypatch.setattr("bridge.service.process.try_to_write", trial)
+    monkeypatch.setattr("bridge.process.process.try_to_write", trial)
 
     def look(tick: int) -> None:
         process._look_after_state()
@@ -261,7 +261,7 @@ def test_a_disk_that_hangs_holds_up_neither_the_status_nor_the_stop(monkeypatch:
 
     rig.stop = Hurried()
     rig.outbox.changes = 7
-    monkeypatch.setattr("bridge.service.process.try_to_write", hang)
+    monkeypatch.setattr("bridge.process.process.try_to_write", hang)
     assert rig.run(seconds=99, dispatchers=dispatchers) == 0
     assert len(rig.folder.statuses) == 22
     end.set()
@@ -342,13 +342,13 @@ def test_a_disk_that_does_not_answer_shows_as_well(monkeypatch: pytest.MonkeyPat
     rig = Doubles()
     rig.outbox.changes = 7
     process = rig.process(seconds=1)
-    monkeypatch.setattr("bridge.service.process.HUNG_SECONDS", 0.0)
+    monkeypatch.setattr("bridge.process.process.HUNG_SECONDS", 0.0)
 
     def shown() -> object:
         process._look_after_state()
         return rig.folder.statuses[-1].storage_error
 
-    monkeypatch.setattr("bridge.service.process.try_to_write", lambda _: wait_until(lambda: bool(shown())))
+    monkeypatch.setattr("bridge.process.process.try_to_write", lambda _: wait_until(lambda: bool(shown())))
     process._parts.stop = Waits(*([lambda: None] * 12))
     process._try_state()
     assert shown() is None

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.delivery.course import Course, Failure, Pace
+from bridge.delivery.queue import Head, Queue, Taken
 from bridge.errors import DeliveryError, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.events.urgency import HAS_STARTED, RECEIPTS, REST_LANE, Now, urgency
-from bridge.outbox.queue import Head, Queue, Taken
 from bridge.outbox.rows import Ledger
 from bridge.outbox.storage import Storage
 from bridge.runtime.time import iso_utc
-from bridge.service.schedule import Course, Failure, Pace
 from tests.support.diff import steady
 
 NOTICE = "io.imdsbridge.scheduledevent.scheduled.v1"

@@ -1,4 +1,7 @@
-"""Decide how long events are held at a sink before they are sent."""
+"""Decide how long events are held at a sink before they are sent.
+
+I/O: the clock, and chance.
+"""
 
 from __future__ import annotations
 

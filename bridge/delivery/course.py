@@ -1,4 +1,4 @@
-"""Decide what one sink is sent next, and what waits after a failure; the rows are in the outbox (outbox/queue)."""
+"""Decide what one sink is sent next, and what waits after a failure; the rows are in the outbox (`queue`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
+from bridge.delivery.queue import Head, Turn
 from bridge.errors import DeliveryError
-from bridge.outbox.queue import Head, Turn
 from bridge.sinks.base import RETRY_BASE_SECONDS
 
 NOTHING_WAITS = math.inf

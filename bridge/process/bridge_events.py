@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bridge import __version__
 from bridge.outbox.rows import LOST, STATE, UNKNOWN_LOSSES
+from bridge.process.identity import VmIdentity
 from bridge.runtime.json import Json
-from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
 

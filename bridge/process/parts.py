@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 from bridge.config.models import Config
 from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings
+from bridge.delivery.holding import Copies, Gathering, Holding
 from bridge.errors import ConfigError
 from bridge.events.builder import Reporter
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.identity import Role, VmIdentity
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import Clock, read_boot_id
-from bridge.service.holding import Copies, Gathering, Holding
-from bridge.service.identity import Role, VmIdentity
 from bridge.sinks.stdout import StdoutSettings
 
 if TYPE_CHECKING:
-    from bridge.service.dispatcher import Dispatcher
-    from bridge.service.metrics import Meter, MetricsServer
+    from bridge.delivery.dispatcher import Dispatcher
+    from bridge.process.metrics import Meter, MetricsServer
     from bridge.sinks.base import Sink
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Parts:
             return NoMeter(), None
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - few processes need it
 
-        from bridge.service.metrics import Meter, MetricsServer  # noqa: PLC0415
+        from bridge.process.metrics import Meter, MetricsServer  # noqa: PLC0415
 
         registry = CollectorRegistry()
         meter = Meter(registry, self.sinks)
@@ -150,7 +150,7 @@ class Parts:
         Raises:
             ConfigError: a sink cannot be built.
         """
-        from bridge.service.dispatcher import Dispatcher  # noqa: PLC0415 - the first poll need not wait for it
+        from bridge.delivery.dispatcher import Dispatcher  # noqa: PLC0415 - the first poll need not wait for it
 
         rest = {name: sink for name, sink in self.sinks.items() if name not in self._checked}
         sinks = {**self._checked, **build_sinks(rest)}

@@ -1,4 +1,7 @@
-"""Looks after the VM by the document: what is known of events, the programs that it runs, and the POSTs to IMDS."""
+"""Looks after the VM by the document: what is known of events, the programs that it runs, and the POSTs to IMDS.
+
+I/O: IMDS, programs, the outbox, the log.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from uuid import uuid4
 
+from bridge.approvals.answers import AnswerBatch
 from bridge.approvals.approver import ImdsApprover, Posted, choose
 from bridge.approvals.auto import Rules, Seen
 from bridge.approvals.policy import unknown_outcome
@@ -19,10 +23,9 @@ from bridge.contract.status import AutoStatus, OutOfWork
 from bridge.formats.text import format_relative
 from bridge.imds.client import CALL_SECONDS
 from bridge.imds.document import Document
+from bridge.process.parts import Parts
 from bridge.runtime.program import Run
 from bridge.runtime.time import iso_utc
-from bridge.service.answers import AnswerBatch
-from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 

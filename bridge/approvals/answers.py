@@ -1,4 +1,7 @@
-"""What a pass of the listener decides: receipts, records and settlements, committed together and settled after it."""
+"""What a pass of the listener decides: receipts, records and settlements, committed together and settled after it.
+
+I/O: the outbox and the queue, the log.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,9 @@ from bridge.events.model import CloudEvent, StoredEvent, structured
 from bridge.imds.diff import Change
 from bridge.imds.document import ADVISORY, Document, ScheduledEvent
 from bridge.outbox.rows import DONE, LOST, OWED, REQUEST, STATE
+from bridge.process.parts import Parts
 from bridge.runtime.json import Json
 from bridge.runtime.time import iso_utc
-from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 

@@ -2,6 +2,8 @@
 
 The outbox keeps records that survive a kill: the intent is committed before the POST, and the outcome together
 with its receipt before the message is settled.
+
+I/O: what its parts read and write; the clock.
 """
 
 from __future__ import annotations
@@ -10,18 +12,18 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from bridge.approvals.answers import AnswerBatch
 from bridge.approvals.approver import READ_EVERY_SECONDS
+from bridge.approvals.caretaker import Caretaker
+from bridge.approvals.inbox import Inbox
 from bridge.azure.receiver import Receiver
 from bridge.config.approvals import ApprovalSettings
 from bridge.contract.status import ListenStatus
+from bridge.process.bridge_events import BridgeEvents
+from bridge.process.parts import Parts
 from bridge.runtime.program import Run
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import iso_utc
-from bridge.service.answers import AnswerBatch
-from bridge.service.bridge_events import BridgeEvents
-from bridge.service.caretaker import Caretaker
-from bridge.service.inbox import Inbox
-from bridge.service.parts import Parts
 
 PASS_SECONDS = 0.25  # how long a pass waits for messages, while one could matter
 

@@ -15,14 +15,14 @@ from bridge.contract.status import FlowStatus, Status
 from bridge.errors import BridgeError, Incomplete
 from bridge.outbox.sqlite import kept_log
 from bridge.outbox.state_dir import try_to_write
+from bridge.process.parts import Parts
 from bridge.runtime import log as logs
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.threads import Signals, stalled_threads, start_thread
 from bridge.runtime.time import iso_utc
-from bridge.service.parts import Parts
 
 if TYPE_CHECKING:
-    from bridge.service.dispatcher import Dispatcher
+    from bridge.delivery.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +267,7 @@ class Process:
     def _write_status(self, status: Status) -> None:
         """Replace the status file and the supervisor's line."""
         if self._supervisor.is_there:
-            from bridge.service.status import headline  # noqa: PLC0415 - only a supervisor needs it
+            from bridge.process.status import headline  # noqa: PLC0415 - only a supervisor needs it
 
             self._supervisor.report_status(headline(status))
         try:

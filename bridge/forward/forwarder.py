@@ -22,11 +22,11 @@ from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS, OFF_AFTER_SECON
 from bridge.imds.diff import CONTINUOUS_SECONDS, Change, MissingEvent, Observation, Watch, compare
 from bridge.imds.document import Document, ScheduledEvent, parse_document
 from bridge.outbox.rows import ENDED, OCCURRENCE, STATE, UNREAD_WATCH, WATCH
+from bridge.process.bridge_events import LISTED_IDS, BridgeEvents
+from bridge.process.parts import Parts
 from bridge.runtime.json import Json
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import RepeatLimit, iso_utc, parse_iso
-from bridge.service.bridge_events import LISTED_IDS, BridgeEvents
-from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 

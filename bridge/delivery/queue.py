@@ -2,6 +2,8 @@
 
 Of an order key only the first event that waits, its head, can be sent; the next one becomes the head once that is
 gone. So a query looks at heads alone, however much waits behind them.
+
+I/O: the outbox.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ class Queue:
     def _heads(self, database: Ledger, states: Sequence[int], now: Now, limit: int) -> list[Head]:
         """Return heads in these states by lane; what is urgent no more, or never was, comes last and by number."""
         found: list[Head] = []
-        is_urgent = self._has_urgent(database, states)
+        is_urgent = database.has_urgent(self.sink, states)
         lanes = now.lanes if is_urgent else ()
         for lane, bounds in enumerate(lanes):
             for state in states:
@@ -192,20 +194,6 @@ class Queue:
     def release(self) -> bool:
         """Hold nothing that is held by now; return whether anything was."""
         return self._write("release", self.sink) > 0
-
-    def oldest(self) -> StoredEvent | None:
-        """Return the oldest event that waits."""
-        row = self._row("oldest-waiting", self.sink)
-        return stored_event(row) if row else None
-
-    def has_urgent(self, seq: int | None) -> bool:
-        """Return whether a certain notice or receipt waits; None: whether any does."""
-        if seq is not None:
-            return self._row("key-and-urgency", self.sink, seq) is not None
-        return self.storage.run(lambda database: self._has_urgent(database, range(Wait.BEHIND)))
-
-    def _has_urgent(self, database: Ledger, states: Sequence[int]) -> bool:
-        return any(database.execute("has-urgent", self.sink, state).fetchone() for state in states)
 
     def failures(self) -> int:
         """Return how often the event failed that is tried again next, 0 if none waits for a retry."""

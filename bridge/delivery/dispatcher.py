@@ -1,6 +1,8 @@
 """Deliver from the outbox to one sink: in order for each subject, until accepted, independent of other sinks.
 
 `Dispatcher` sends what `Course` chooses, and `SinkHealth` notes what became of it.
+
+I/O: the outbox, the sink, the log.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ from http import HTTPStatus
 from typing import Literal
 
 from bridge.contract.status import SinkStatus
+from bridge.delivery.course import NOTHING_WAITS, PAGE_EVENTS, Course, Failure, Pace
+from bridge.delivery.holding import HELD_EVENTS, Holding
+from bridge.delivery.queue import Head, Queue, Taken, Turn
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.events.model import StoredEvent
 from bridge.events.urgency import URGENT_LIMIT_SECONDS, Now, not_before
 from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox
-from bridge.outbox.queue import Head, Taken, Turn
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
-from bridge.service.holding import HELD_EVENTS, Holding
-from bridge.service.schedule import NOTHING_WAITS, PAGE_EVENTS, Course, Failure, Pace
 from bridge.sinks.base import Sink
 
 log = logging.getLogger(__name__)
@@ -71,7 +73,7 @@ class Dispatcher:
         batch = HELD_EVENTS if is_digest else min(self.sink.max_batch, PAGE_EVENTS)
         pause_until = -math.inf if is_digest else math.inf
         self._course = Course(max_batch=batch, batch=batch, is_digest=is_digest, pause_until=pause_until)
-        self._queue = self.outbox.queue(self.name)
+        self._queue = Queue(self.name, self.outbox.storage)
         self._interval_seconds = 1 / self.max_per_second if self.max_per_second else 0.0
         self._send_at = -math.inf  # as all times, in steady seconds
         self._health = SinkHealth(self.name, self.clock)
@@ -218,7 +220,7 @@ class Dispatcher:
         """Dead-letter the oldest event if it is too old; return whether it was."""
         if now.steady < self._expires_at:
             return False
-        event = self._queue.oldest()
+        event = self.outbox.oldest(self.name)
         expires_at = event.stored_at + self.max_age_seconds if event else math.inf
         if event is None or expires_at >= now.steady:
             self._expires_at = min(expires_at, now.steady + EXPIRY_SECONDS)

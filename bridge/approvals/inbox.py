@@ -1,4 +1,7 @@
-"""Commands: read them from messages, judge them by what is known of their events, and answer."""
+"""Commands: read them from messages, judge them by what is known of their events, and answer.
+
+I/O: the queue, the log.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bridge.approvals import policy
+from bridge.approvals.answers import command_data, dead_letter
+from bridge.approvals.caretaker import Caretaker
 from bridge.approvals.command import Command, find_id, parse_command, unwrap
 from bridge.approvals.pending import Pending
 from bridge.approvals.policy import Decision
@@ -17,8 +22,6 @@ from bridge.config.values import check_signing_secrets
 from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.document import STARTED, Document
 from bridge.runtime.text import printable
-from bridge.service.answers import command_data, dead_letter
-from bridge.service.caretaker import Caretaker
 
 log = logging.getLogger(__name__)
 

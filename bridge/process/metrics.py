@@ -43,9 +43,9 @@ from bridge.events.model import CloudEvent
 from bridge.imds.document import is_among, read_document
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.sqlite import log_bytes
+from bridge.process.status import age_of, find_unready
 from bridge.runtime.threads import progress_ages, stalled_threads
 from bridge.runtime.time import Clock, parse_iso
-from bridge.service.status import age_of, find_unready
 
 log = logging.getLogger(__name__)
 
