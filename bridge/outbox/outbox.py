@@ -24,7 +24,7 @@ from bridge.outbox import rows
 from bridge.outbox.rows import Ledger, Loss, Wait, stored_dead_letter, stored_event
 from bridge.outbox.sqlite import LOG_BYTES
 from bridge.outbox.state_dir import StateFolder
-from bridge.outbox.storage import Storage
+from bridge.outbox.storage import Storage, TurnedUp
 from bridge.runtime.json import Json
 from bridge.runtime.time import Clock, RepeatLimit
 
@@ -337,10 +337,14 @@ class Outbox:
 
     # Maintenance
 
-    def recover(self) -> None:
-        """Use a file again that failed, and notice what the command line has changed; call every few seconds."""
+    def recover(self, *, may_end: bool = True) -> None:
+        """Use a file again that failed, and notice what the command line has changed; call every few seconds.
+
+        Raises:
+            StateError: this process started without the state, which can be read now; only with `may_end`.
+        """
         with self._changed:
-            has_changed = self.storage.recover()
+            has_changed = self.storage.recover(may_end=may_end)
         while has_changed:
             has_changed = self._load() == CHUNK_ROWS
 
@@ -437,14 +441,20 @@ class Outbox:
     def close(self) -> bool:
         """Write what can be written and let the folder go; return whether all that waits is stored."""
         with self._changed:
-            self.storage.recover()
-            if self.storage.error and (waiting := max(self._waiting.values(), default=0)):
+            is_stored = self._store()
+            if not is_stored and (waiting := max(self._waiting.values(), default=0)):
                 text = "the state store is still unavailable: %d event(s) that were not delivered are lost"
                 log.error(text, waiting)
-            is_stored = self.storage.error is None
             self.storage.close()
             self.folder.release()
             return is_stored
+
+    def _store(self) -> bool:
+        try:
+            self.storage.recover()
+        except TurnedUp:
+            return True
+        return self.storage.error is None
 
 
 def make_room(database: Ledger, max_bytes: int, *, start: float, is_stored: Callable[[int], bool]) -> Freed:

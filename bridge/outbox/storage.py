@@ -51,8 +51,7 @@ class _Memory:
             same events in the file.
         done: of the others, what sinks have had since the file failed.
         published: losses that were published since then.
-        is_unread: whether this process has not seen yet what the file knows.
-        is_blind: whether nothing of the file could be read when this process started.
+        is_blind: whether the state in the file could not be read when this process started.
     """
 
     database: Ledger
@@ -60,8 +59,11 @@ class _Memory:
     own_after: int
     done: set[tuple[str, int]] = field(default_factory=set)
     published: list[Loss] = field(default_factory=list)
-    is_unread: bool = False
     is_blind: bool = False
+
+
+class TurnedUp(StateError):
+    """The state can be read without which this process started."""
 
 
 class Storage:
@@ -179,9 +181,12 @@ class Storage:
         self._folder.write_numbers(self.last_seq, needed)
 
     def keep_state(self) -> None:
-        """Write down what is remembered for ever, where only memory has it: a kill must not lose it."""
-        if memory := self._memory:
-            self._folder.keep({**memory.database.state(), rows.IS_UNREAD: memory.is_unread})
+        """Write down what is remembered for ever, where only memory has it: a kill must not lose it.
+
+        What a start without the state remembers is less than the state.
+        """
+        if (memory := self._memory) and not memory.is_blind:
+            self._folder.keep(memory.database.state())
 
     def size_bytes(self) -> int:
         """Return how large the file is with its log, or what memory has."""
@@ -189,9 +194,13 @@ class Storage:
             return self.run(Ledger.used_bytes)
         return self._folder.database.stat().st_size + log_bytes(self._folder.database)
 
-    def recover(self) -> bool:
-        """Use the file again where it failed or was removed; return whether what it has may have changed."""
-        if self._used is None:
+    def recover(self, *, may_end: bool = True) -> bool:
+        """Use the file again where it failed or was removed; return whether what it has may have changed.
+
+        Raises:
+            StateError: this process started without the state, which can be read now; only with `may_end`.
+        """
+        if self._used is None or (self._memory and self._memory.is_blind and not may_end):
             return False
         if isinstance(file := self._used, _File):
             if not self._is_gone(file):
@@ -200,6 +209,8 @@ class Storage:
             self._use_memory(FileNotFoundError("the state folder was removed while in use"), file.database)
         try:
             self._use_file()
+        except TurnedUp:
+            raise
         except (OSError, StateError, *ERRORS) as error:
             if memory := self._memory:
                 memory.error = self._note(error)
@@ -239,10 +250,15 @@ class Storage:
                 with ExitStack() as stack:
                     file = stack.enter_context(closing(Ledger(self._folder.database)))
                     if self._is_other_vms(file):
-                        self._give_up_unread(file)
+                        self._give_up(file)
                         continue
                     with file.transaction():
-                        self._take_over(file, is_emptied=is_emptied)
+                        has_turned_up = self._take_over(file, is_emptied=is_emptied)
+                    if has_turned_up:
+                        text = (
+                            "the state can be read now: the process ends, and the next start goes on with it"
+                        )
+                        raise TurnedUp(text)
                     stack.pop_all()
                 return self._begin_file(file)
             except ERRORS as error:
@@ -264,30 +280,33 @@ class Storage:
         self.note_numbers()
 
     def _is_other_vms(self, file: Ledger) -> bool:
-        """Return whether the file, and a start that could not read it, know their VMs, and these are two."""
-        own = self._unread_vm_id()
+        """Return whether the file and who had to start without it know their VMs, and these are two.
+
+        That is this process, or one that was killed before it could move another VM's file aside.
+        """
+        own = self._own_vm_id()
         return bool(own) and file.vm_id() not in ("", own)
 
-    def _unread_vm_id(self) -> str:
-        """Return who the VM is by a start that could not read the file, of this process or of one that was killed."""
+    def _own_vm_id(self) -> str:
         if self._used is None:
             return rows.vm_id_of(self._folder.read_kept().get(rows.VM))
-        return self.database.vm_id() if self._memory and self._memory.is_unread else ""
+        return self.database.vm_id() if self._memory and self._memory.is_blind else ""
 
-    def _give_up_unread(self, file: Ledger) -> None:
+    def _give_up(self, file: Ledger) -> None:
         """Have another VM's file moved aside, which nothing has to catch up with, and note a loss."""
         text = "the state is another VM's (a clone or an image?): moved aside"
         loss = Loss(reason=rows.OTHER_VM, count=None)
-        log.error(text, extra={"was": file.vm_id(), "is": self._unread_vm_id()})
+        log.error(text, extra={"was": file.vm_id(), "is": self._own_vm_id()})
         if self._memory:
             self.database.note_losses([loss])
         else:
             self._folder.keep({**self._folder.read_kept(), rows.LOSSES: [asdict(loss)]})
         self._why_aside, self.file_seq = OTHER_VM_FILE, 0
 
-    def _take_over(self, file: Ledger, *, is_emptied: bool) -> None:
+    def _take_over(self, file: Ledger, *, is_emptied: bool) -> bool:
         """Bring into the file what it lacks of damaged files and of memory; note a loss.
 
+        Return whether the file has a state without which this process started: of memory it gets what waits.
         A transaction that failed, an earlier take-over included, may be in the file all the same. To repeat it is
         harmless: what it brought is replaced, and what waits of it is what waits in memory.
         """
@@ -298,30 +317,28 @@ class Storage:
             salvage(path, file, self._wanted_by)
         given, needed = self._folder.read_numbers()
         found, kept = file.last_seq(), {} if self._used else self._folder.read_kept()
-        before = file.record(rows.STATE, rows.UNREAD_WATCH) or file.record(rows.STATE, rows.WATCH)
-        was_unread = kept.pop(rows.IS_UNREAD, False)
         file.save_state(kept)
+        has_turned_up = False
         if memory := self._memory:
-            was_unread = memory.is_unread
+            has_turned_up = memory.is_blind and file.record(rows.STATE, rows.RUN) is not None
             needed = self.file_seq
             file.execute("delete-waiting-after", memory.own_after)
             for row in memory.done:
                 file.execute("delete-waiting", *row)
             file.forget_losses(memory.published)
-            has_known = not memory.is_blind and memory.database.record(rows.STATE, rows.OWED) is not None
-            is_unknown = file.record(rows.STATE, rows.OWED) and not has_known
-            copy_back(memory.database, file, after=min(found, memory.own_after))
-            if is_unknown:
-                file.save_record(rows.STATE, rows.LOST, True)
-        if was_unread:
-            file.save_record(rows.STATE, rows.UNREAD_WATCH, before)
+            copy_back(
+                memory.database, file, after=min(found, memory.own_after), with_records=not has_turned_up
+            )
         self.last_seq = max(self.last_seq, found, given)
         if self.last_seq > found:
             file.note_seq(self.last_seq)
-        if damaged:
+        if has_turned_up:
+            self._note_loss(file, rows.NOT_WRITTEN)
+        elif damaged:
             self._note_loss(file, rows.DAMAGE)
         elif is_emptied or found < needed:
             self._note_missing(file, found, needed, is_kept=bool(kept))
+        return has_turned_up
 
     def _note_missing(self, database: Ledger, found: int, needed: int, *, is_kept: bool) -> None:
         """Note a loss: a database is empty, or behind the last number that it must have.
@@ -385,10 +402,8 @@ class Storage:
             # It is unknown which numbers earlier processes gave; time gives some that they did not.
             self.last_seq = max(given, time.time_ns() // 1000)
         memory = self._use_memory(error, source)
-        was_unread = bool(kept.pop(rows.IS_UNREAD, False))
         memory.database.save_state(kept)
-        memory.is_unread = was_unread or memory.database.record(rows.STATE, rows.WATCH) is None
-        memory.is_blind = source is None
+        memory.is_blind = memory.database.record(rows.STATE, rows.RUN) is None
         if source:
             source.close()
         if self.file_seq < needed:

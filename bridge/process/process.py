@@ -181,7 +181,7 @@ class Process:
 
     def _look_after_state(self) -> None:
         """Use a state that works again, notice the wall clock's jumps, and show how things are."""
-        self._outbox.recover()
+        self._outbox.recover(may_end=not self._flow.is_busy())  # its programs would end with it
         if jump := self._clock.jump_seconds():
             seconds = round(jump, 1)
             log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})

@@ -17,7 +17,7 @@ from bridge.delivery.queue import Queue
 from bridge.errors import StateError
 from bridge.outbox import outbox as outbox_module
 from bridge.outbox import storage as storage_module
-from bridge.outbox.rows import IS_UNREAD, STATE, VM
+from bridge.outbox.rows import STATE, VM
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import TRIAL_BYTES, StateFolder, try_to_write
 from tests.support.disk import SmallDisk, small_disk
@@ -169,12 +169,18 @@ def test_while_nothing_can_be_read_new_events_go_out_and_the_older_ones_follow_l
         assert deliver(outbox, limit=1) == ["4"]
         outbox.recover()
         outbox.prune()
-    with closing(outbox):
-        outbox.recover()
-        assert outbox.storage_error is None
-        assert outbox.losses() == []
-        commit(outbox, "6")
-        assert drain(outbox) == ["2", "3", "5", "6"]
+    outbox.recover(may_end=False)
+    assert outbox.storage_error is not None
+    for _ in range(2):
+        with pytest.raises(StateError, match="the process ends, and the next start goes on with it"):
+            outbox.recover()
+    commit(outbox, "6")
+    assert deliver(outbox, limit=1) == ["5"]  # while the process ends
+    assert outbox.close()
+    with closing(open_outbox(tmp_path)) as outbox:
+        assert losses_of(outbox) == [("NotWritten", None)]
+        commit(outbox, "7")
+        assert drain(outbox) == ["2", "3", "6", "7"]
         assert outbox.record("occurrence", "f") == 3, "memory counted from zero"
     check_recovered(tmp_path)
 
@@ -342,7 +348,7 @@ def test_of_another_vms_file_a_clone_delivers_nothing_while_it_can_only_be_read(
         commit(outbox, "the other's")
         outbox.commit([], records=vms[0])
     folder = StateFolder(disk.state)
-    folder.keep({VM: vms[1][STATE, VM], IS_UNREAD: True})  # a start that could read nothing, and was killed
+    folder.keep({VM: vms[1][STATE, VM]})  # killed before it could move the file aside
     folder.release()
     disk.set_read_only(True)
     with closing(open_outbox(disk.state)) as outbox:

@@ -13,7 +13,7 @@ from bridge.approvals.answers import STAY
 from bridge.approvals.state import OutOfWorkReason
 from bridge.config.approvals import AutoSettings
 from bridge.contract.status import OutOfWork
-from bridge.errors import ImdsError
+from bridge.errors import ImdsError, StateError
 from bridge.outbox.rows import DAMAGE, OWED, REQUEST, SIZE_LIMIT, STATE, STATE_FOLDER_GONE, Loss
 from bridge.process.status import find_urgent
 from bridge.runtime.program import Result
@@ -544,7 +544,10 @@ def test_what_a_file_owes_that_could_not_be_read_at_the_start_is_put_back_once_i
     rig.run(2)
     file.rmdir()
     hidden.rename(file)
-    rig.outbox.recover()
+    with pytest.raises(StateError, match="the next start goes on with it"):
+        rig.outbox.recover()
+    rig.outbox.close()
+    rig.start()
     rig.remove(event, wait=120)
     assert rig.machine.names == [DRAIN, RECOVER]
 
