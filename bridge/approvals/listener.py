@@ -57,10 +57,10 @@ class Listener:
         self._inbox = Inbox(self.receiver, self._caretaker)
 
     def run(self) -> None:
-        """Decide until the stop; messages that are not decided by then are delivered again."""
+        """Decide until the stop, or until the VM has another name; what is not decided by then is delivered again."""
         self._bridge_events.emit_started()
         try:
-            while not self.parts.stop:
+            while not (self.parts.stop or self._must_end()):
                 report_progress()
                 self.run_once(self.wait_seconds)
         finally:
@@ -92,14 +92,15 @@ class Listener:
         self._answers.report_surplus()
         self._answers.commit()
 
+    def _must_end(self) -> bool:
+        """Return whether the VM has another name, and no program and no command of the one before is left."""
+        identity = self._identity
+        return identity.is_renamed and not (self.is_busy() or (identity.resolved and self._inbox.pending))
+
     def _identify(self) -> None:
-        """Learn who the VM is; another name counts once no command and no program of the one before is left."""
         identity = self._identity
         document = None if identity.resolved else self._caretaker.approver.reading.document
         identity.resolve(at_once=bool(document and document.events))
-        is_free = not (identity.resolved and (self._inbox.pending or self._caretaker.runs))
-        if is_free and self._bridge_events.follow_name():
-            self._inbox.expect()
 
     def _decide(self) -> None:
         """Decide what can be decided by the document as it is now, and POST what is allowed."""

@@ -63,10 +63,10 @@ class Forwarder:
         self._reachability = Reachability(parts, settings.poll_seconds)
 
     def run(self) -> None:
-        """Poll until `stop` is set, then once more."""
+        """Poll until `stop` is set or the VM has another name, then once more."""
         self._bridge_events.emit_started()
         due = self._clock.monotonic()
-        while not self._parts.stop.wait(due - self._clock.monotonic()):
+        while not (self._identity.is_renamed or self._parts.stop.wait(due - self._clock.monotonic())):
             wait_seconds = self._poll_and_report()
             now = self._clock.monotonic()
             if wait_seconds is None:
@@ -96,8 +96,6 @@ class Forwarder:
         self._bridge_events.emit_losses(self._begin_again)
         wait_seconds = self.poll()
         self._identity.resolve()
-        if not (self._reachability.outage and self._reachability.outage.since):
-            self._bridge_events.follow_name()
         self._bridge_events.emit_heartbeat(self._open_events)
         return wait_seconds
 
@@ -155,14 +153,7 @@ class Forwarder:
     def _process(self, body: bytes, *, may_be_off: bool) -> None:
         changed = body != self._body or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
-        if document and not self._identity.resolved:
-            self._identity.resolve(at_once=True)
         gap = self._reachability.note_answer()
-        if self._identity.next_vm:
-            if gap.events:  # an outage ends in the name in which it was told
-                self._parts.outbox.commit(gap.events, records=gap.records)
-                gap = gap._replace(events=(), records={})
-            self._bridge_events.follow_name()
         events, records = [*gap.events], {**gap.records}
         if document:
             new, changed_records = self._compare(document, gap.seconds, service_was_off=may_be_off)

@@ -114,11 +114,6 @@ class Outbox:
                 *(count, sink),
             )
 
-    def begin_run(self) -> None:
-        """Begin another run in this process, which counts its own events anew."""
-        with self._changed:
-            self.previous_run, self.epoch, self._number = (self.epoch, self._number), uuid4().hex, 0
-
     def _wanted_by(self, event: StoredEvent) -> list[str]:
         return [name for name, (wanted, _) in self.sinks.items() if wanted.matches(event)]
 

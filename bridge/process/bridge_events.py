@@ -76,18 +76,6 @@ class BridgeEvents:
         events = [self._identity.reporter().loss(**vars(loss)) for loss in losses]
         self._outbox.commit(events, records=records, published=losses)
 
-    def follow_name(self) -> bool:
-        """End the run and begin the next, if instance data names the VM otherwise by now; return whether it does."""
-        if self._identity.next_vm is None:
-            return False
-        self.emit_stopping()
-        self._identity.begin_run()
-        self.emit_started()
-        log.warning(
-            "this VM is named otherwise: a new run begins as %s", self._identity.reporter().own_source
-        )
-        return True
-
     def emit_stopping(self) -> None:
         """Publish the last heartbeat of a process that is stopped."""
         self._publish("Stopping")

@@ -32,6 +32,8 @@ PRUNE_SECONDS = TRIAL_SECONDS = 60.0
 PROGRESS_SECONDS = 10.0
 # A disk that does not answer for so long takes no notice, either.
 HUNG_SECONDS = 30.0
+# How long a process that ends by itself still delivers.
+HANDOVER_SECONDS = 1.0
 # How long closing the state may take after stop_seconds.
 LAST_SECONDS = 30.0
 _JOIN_SECONDS = 0.02
@@ -140,11 +142,12 @@ class Process:
     def _end(self, loops: list[Thread], senders: list[Thread], *, why: str | None) -> list[str]:
         """Let the loops end and deliver waiting events within `stop_seconds`; return what is not delivered.
 
-        A second signal ends it at once.
+        A second signal ends it at once. What is stored, a process that ends by itself leaves to its next start.
         """
         log.info("stopping: waiting events are delivered first", extra={"why": why})
         self._supervisor.stopping(self._stop_seconds + LAST_SECONDS)
-        deadline = self._clock.monotonic() + self._stop_seconds
+        can_wait = why is None and self._outbox.storage_error is None
+        deadline = self._clock.monotonic() + (HANDOVER_SECONDS if can_wait else self._stop_seconds)
         self._parts.stop.set()
         for dispatcher in self._dispatchers:
             dispatcher.begin_drain()

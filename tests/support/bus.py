@@ -189,6 +189,7 @@ class BusRig:
             make_reporter=partial(Reporter, session=self.settings.session),
             has_instance_data=not self._imds_settings.vm_name,
         )
+        identity.settle(lambda _: True)
         self.commands = BusReceiver(
             self.settings,
             what="commands",
@@ -207,6 +208,10 @@ class BusRig:
         self.listener = Listener(parts, self.settings, self.commands, dry_run=False)
         self._threads = [start_thread("decide", self.listener.run), start_thread("bus", self.commands.run)]
         return self
+
+    def is_deciding(self) -> bool:
+        """Return whether the listener's thread runs: it ends once the VM has another name."""
+        return self._threads[0].is_alive()
 
     def stop(self) -> None:
         """Stop as the process does."""

@@ -27,7 +27,7 @@ from bridge.process.bridge_events import LISTED_IDS, BridgeEvents
 from bridge.runtime.time import iso_utc
 from tests.support.diff import FIRST, SECOND, entry, envelope_of
 from tests.support.forward import DAY, HOUR, Scripted, name_of
-from tests.support.imds import WEB_0, WEB_1
+from tests.support.imds import WEB_1
 from tests.support.only import only
 from tests.support.outbox import abandon, trace
 
@@ -1015,27 +1015,7 @@ def test_a_clone_killed_before_it_could_read_the_state_moves_it_aside_at_its_nex
     assert [path.name for path in station.folder.glob("*other-vm*[0-9]")]
 
 
-def test_after_a_silent_start_the_first_good_document_asks_who_the_vm_is_and_waits_for_200_ms(
-    station: Scripted,
-) -> None:
-    station.imds.fail(500)
-    station.outbox.commit([], records={("state", "vm"): None})
-    station.restart()
-    station.run(waits=100)
-    station.events()
-    station.imds.restore()
-    station.imds.schedule()
-    recovered, stopping, started, *_, event, _ = station.published()
-    assert station.imds.calls[-1].timeout_seconds == 0.2
-    # an outage ends in the name in which it was told
-    assert (recovered["type"][-12:], recovered["reporter"]) == ("recovered.v1", stopping["reporter"])
-    assert (stopping["data"]["Reason"], started["data"]["Reason"]) == ("Stopping", "Started")
-    assert started["data"]["PreviousEpoch"] == stopping["reporterepoch"]
-    assert event["type"].endswith("scheduled.v1")
-    assert (event["data"]["AffectsThisVm"], event["data"]["Vm"]["VmId"]) == (True, WEB_0.vm_id)
-
-
-def test_an_event_goes_out_without_the_name_if_instance_data_fails_and_the_name_follows_within_a_second(
+def test_what_comes_before_the_name_is_published_without_it_and_the_run_ends_once_it_is_known(
     station: Scripted,
 ) -> None:
     station.imds.fail(500, methods=INSTANCE)
@@ -1048,5 +1028,13 @@ def test_an_event_goes_out_without_the_name_if_instance_data_fails_and_the_name_
     assert document["reporter"] == heartbeat["reporter"]
     station.imds.restore()
     station.imds.start(FIRST)
-    *_, event, later = station.published()
-    assert (event["data"]["AffectsThisVm"], later["reporter"]) == (True, "web-0/forward")
+    assert station.run(waits=100).left > 90  # it does not wait for the stop
+    *told, stopping = station.events()
+    assert f"scheduledevent.started {FIRST}" in map(name_of, told)
+    assert stopping["data"]["Reason"] == "Stopping"
+    station.restart()
+    station.imds.end(FIRST)
+    station.run(waits=1)
+    start, completed, *_ = station.events()
+    assert (completed["data"]["AffectsThisVm"], start["reporter"]) == (True, "web-0/forward")
+    assert start["data"]["PreviousEpoch"] == stopping["reporterepoch"]
