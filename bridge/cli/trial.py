@@ -19,8 +19,8 @@ from bridge.errors import DeliveryError, Rejected, StateError
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import KeptOutbox
 from bridge.process.parts import build_sinks
 from bridge.runtime.time import Clock
 from bridge.sinks.base import RequestPreview, Sink
@@ -94,7 +94,7 @@ def _deliver(
     wanted = {name: (Filter(types=one.types), False) for name, one in settings.items()}
     folder = StateFolder(scratch / "outbox")
     with closing(
-        Outbox(folder, clock=clock, sinks=wanted, max_bytes=MAX_BYTES, retain_seconds=0.0)
+        KeptOutbox(folder, clock=clock, sinks=wanted, max_bytes=MAX_BYTES, retain_seconds=0.0)
     ) as outbox:
         outbox.commit(samples(clock.now()))
         for name, sink in sinks.items():

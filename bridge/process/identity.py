@@ -13,8 +13,8 @@ from bridge.errors import ImdsError, StateError
 from bridge.events.builder import Reporter
 from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
 from bridge.imds.instance import Vm
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import OWED, STATE, VM
+from bridge.outbox.upkeep import KeptOutbox
 from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class VmIdentity:
     role: Role
     _: KW_ONLY
     imds: ImdsClient | None
-    outbox: Outbox
+    outbox: KeptOutbox
     clock: Clock
     boot_id: str = ""
     make_reporter: Callable[..., Reporter] = Reporter

@@ -41,8 +41,8 @@ from bridge.contract.types import KNOWN_VALUES, LOSS_REASONS, RECEIPT_REASONS, T
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
 from bridge.imds.document import is_among, read_document
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.sqlite import log_bytes
+from bridge.outbox.upkeep import KeptOutbox
 from bridge.process.status import age_of, find_unready
 from bridge.runtime.threads import progress_ages, stalled_threads
 from bridge.runtime.time import Clock, parse_iso
@@ -210,7 +210,7 @@ class Meter:
 class StatusCollector(Collector):
     """Reads from the status, at each scrape, how things are."""
 
-    def __init__(self, status: Callable[[], Status], outbox: Outbox, clock: Clock) -> None:
+    def __init__(self, status: Callable[[], Status], outbox: KeptOutbox, clock: Clock) -> None:
         """Prepare to read.
 
         Args:
@@ -356,7 +356,7 @@ class MetricsServer:
         """The address and port in use, "" if there is none."""
         return f"{self.listen.rpartition(':')[0]}:{self.port}" if self._server else ""
 
-    def start(self, status: Callable[[], Status], outbox: Outbox | None = None, last: str = "") -> None:
+    def start(self, status: Callable[[], Status], outbox: KeptOutbox | None = None, last: str = "") -> None:
         """Serve until `close`; if the address cannot be used, only note and log that: events matter more.
 
         Args:

@@ -16,8 +16,8 @@ from bridge.errors import ConfigError
 from bridge.events.builder import Reporter
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import KeptOutbox
 from bridge.process.identity import Role, VmIdentity
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import Clock, read_boot_id
@@ -100,7 +100,7 @@ class Parts:
         self._holdings = {name: one for name, one in held.items() if one}
         self.folder = StateFolder(config.state_dir / role)
         self.meter, self.metrics = self._metrics(config.metrics.listen)
-        self.outbox = Outbox(
+        self.outbox = KeptOutbox(
             self.folder,
             clock=self.clock,
             sinks={name: (filter_of(sink, role), sink.from_start) for name, sink in self.sinks.items()},

@@ -22,8 +22,8 @@ from bridge.events.builder import Reporter
 from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent
 from bridge.imds.instance import Vm
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import KeptOutbox
 from bridge.process.identity import VmIdentity
 from bridge.runtime.json import Json
 from bridge.runtime.threads import Stop
@@ -118,7 +118,7 @@ class _JournalReceiver(MemoryReceiver):
         super().settle(message, settlement)
 
 
-class _JournalOutbox(Outbox):
+class _JournalOutbox(KeptOutbox):
     journal: list[str]
     on_commit: Callable[[], object]
 

@@ -25,9 +25,9 @@ APART = ("console", "lab")
 # What a document passes from IMDS to a receiver that has it: poll, compare, store, deliver.
 KERNEL = (
     *("imds/*.py", "events/*.py", "delivery/*.py", "forward/__init__.py", "forward/forwarder.py"),
-    *("outbox/__init__.py", "outbox/outbox.py", "outbox/rows.py", "outbox/sqlite.py", "outbox/storage.py"),
-    *("outbox/state_dir.py", "outbox/outbox.sql", "sinks/__init__.py", "sinks/base.py", "sinks/http.py"),
-    "sinks/webhook.py",
+    *("outbox/__init__.py", "outbox/outbox.py", "outbox/room.py", "outbox/rows.py", "outbox/sqlite.py"),
+    *("outbox/storage.py", "outbox/state_dir.py", "outbox/outbox.sql", "sinks/__init__.py", "sinks/base.py"),
+    *("sinks/http.py", "sinks/webhook.py"),
 )
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "infra/**/*.md", "schemas/**/*.md")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef

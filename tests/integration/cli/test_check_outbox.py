@@ -15,7 +15,7 @@ from bridge.contract.status import from_json
 from bridge.formats.cloudevents import CloudEvents
 from bridge.formats.samples import samples
 from bridge.outbox import rows, sqlite
-from bridge.outbox.outbox import Outbox
+from bridge.outbox.upkeep import KeptOutbox
 from bridge.process.metrics import StatusCollector
 from tests.support.cli import Cli, CommandResult
 from tests.support.disk import small_disk
@@ -134,7 +134,7 @@ def test_a_log_that_a_reader_lets_grow_is_a_warning_and_a_metric(cli: Cli) -> No
         assert cli.check().row(check="state forward", result="ok")
 
 
-def log_metric(outbox: Outbox) -> float:
+def log_metric(outbox: KeptOutbox) -> float:
     status = from_json({}, "forward")
     shown = StatusCollector(lambda: status, outbox, outbox.clock).collect()
     return next(one.samples[0].value for one in shown if one.name == "imds_bridge_outbox_log_bytes")

@@ -19,8 +19,8 @@ import pytest
 from bridge.delivery.queue import Queue
 from bridge.errors import StateError, Stopped
 from bridge.events.filters import Filter
+from bridge.outbox import file_storage as storage_module
 from bridge.outbox import inspect
-from bridge.outbox import storage as storage_module
 from bridge.outbox.rows import OWED, STATE, Ledger
 from bridge.outbox.sqlite import VERSION, Database, log_of
 from bridge.outbox.state_dir import StateFolder

@@ -15,13 +15,12 @@ import pytest
 from bridge.delivery.queue import Queue
 from bridge.events.filters import Filter
 from bridge.events.urgency import YOUNG_SECONDS
-from bridge.outbox import inspect
-from bridge.outbox import outbox as outbox_module
+from bridge.outbox import inspect, room, upkeep
 from bridge.outbox import rows as rows_module
-from bridge.outbox.outbox import DEAD_LETTER_SECONDS, LEFT_SECONDS, Outbox
 from bridge.outbox.rows import STATE, Ledger
 from bridge.outbox.sqlite import LOG_BYTES, kept_log
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import DEAD_LETTER_SECONDS, LEFT_SECONDS, KeptOutbox
 from tests.support.clock import MovedClock
 from tests.support.only import only
 from tests.support.outbox import (
@@ -48,7 +47,7 @@ from tests.support.outbox import (
 
 
 @contextmanager
-def counted_steps(outbox: Outbox) -> Iterator[list[int]]:
+def counted_steps(outbox: KeptOutbox) -> Iterator[list[int]]:
     """Count the steps of SQLite's machine, which is what a statement costs; the list has tens of them."""
     connection = outbox.storage.database._connection
     steps: list[int] = []
@@ -335,7 +334,7 @@ def test_a_dead_letter_that_is_to_be_sent_again_waits_like_a_new_event_for_its_s
 def test_however_many_dead_letters_are_to_be_sent_again_all_of_them_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_module, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(upkeep, "CHUNK_ROWS", 2)
     with closing(open_outbox(tmp_path)) as outbox:
         commit(outbox, *"12345")
         for _ in range(5):
@@ -466,7 +465,7 @@ def test_old_records_of_done_work_and_then_dead_letters_as_a_loss_go_before_an_e
             outbox.commit([], records={("kind", str(number)): value})
         assert outbox.dead_letter_counts() == {"a": 9}
         with monkeypatch.context() as patch:
-            patch.setattr(outbox_module, "FREED_ROWS", 4)
+            patch.setattr(room, "FREED_ROWS", 4)
             while outbox.dead_letter_counts() == {"a": 9}:
                 commit(outbox, "new", size=3000)
         assert rows(tmp_path, "SELECT MIN(number), MAX(number) FROM dead_letter") == [(5, 9)], "the oldest go"

@@ -21,6 +21,7 @@ from bridge.errors import ImdsError, StateError
 from bridge.forward import forwarder as forwarder_module
 from bridge.imds.document import parse_document
 from bridge.outbox import storage
+from bridge.outbox.file_storage import FileStorage
 from bridge.outbox.rows import DAMAGE, Loss
 from bridge.outbox.sqlite import Database
 from bridge.process.bridge_events import LISTED_IDS, BridgeEvents
@@ -456,7 +457,7 @@ def test_a_state_of_which_a_failing_disk_gave_too_little_is_read_later(station: 
     station.settle()
     failure = sqlite3.OperationalError("disk I/O error")
     with (
-        patch.object(storage.Storage, "_use_file", side_effect=failure),
+        patch.object(FileStorage, "_use_file", side_effect=failure),
         patch.object(storage, "fill_memory", side_effect=failure),
     ):
         station.restart(after=1)

@@ -14,8 +14,8 @@ from bridge.errors import StateError
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
 from bridge.imds.instance import Vm, approval_session
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE, Loss
+from bridge.outbox.upkeep import KeptOutbox
 from bridge.process.bridge_events import BridgeEvents
 from bridge.process.identity import SETTLE_SECONDS, VmIdentity
 from tests.support.clock import MovedClock
@@ -37,7 +37,7 @@ def imds() -> ImdsDouble:
 
 
 @pytest.fixture
-def outbox(tmp_path: Path, clock: MovedClock) -> Iterator[Outbox]:
+def outbox(tmp_path: Path, clock: MovedClock) -> Iterator[KeptOutbox]:
     opened = open_outbox(tmp_path, clock=clock)
     yield opened
     opened.close()
@@ -47,7 +47,7 @@ Start = Callable[..., VmIdentity]
 
 
 @pytest.fixture
-def start(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> Start:
+def start(imds: ImdsDouble, outbox: KeptOutbox, clock: MovedClock) -> Start:
     """Return what starts another process on the state, and lets it find out who the VM is."""
 
     def settled(*, boot_id: str = "", wait: Callable[[float], object] = clock.advance) -> VmIdentity:
@@ -63,7 +63,7 @@ def group_source(identity: VmIdentity) -> str:
     return change_event(change, datetime(2026, 11, 20, tzinfo=UTC), by=identity.reporter()).source
 
 
-def published(outbox: Outbox) -> list[dict[str, Any]]:
+def published(outbox: KeptOutbox) -> list[dict[str, Any]]:
     return [event.envelope for event in outbox.pending("a", 100)]
 
 
@@ -78,7 +78,7 @@ def published(outbox: Outbox) -> list[dict[str, Any]]:
     ],
 )
 def test_only_another_vm_id_means_another_vm(
-    start: Start, imds: ImdsDouble, outbox: Outbox, vm: Vm, is_other: bool
+    start: Start, imds: ImdsDouble, outbox: KeptOutbox, vm: Vm, is_other: bool
 ) -> None:
     start()
     commit(outbox, "kept")
@@ -175,7 +175,7 @@ def test_the_boot_is_kept_also_where_the_first_answer_was_a_part(
 
 
 def test_tags_follow_with_the_next_reading_and_a_reading_that_fails_changes_nothing(
-    start: Start, imds: ImdsDouble, clock: MovedClock, outbox: Outbox
+    start: Start, imds: ImdsDouble, clock: MovedClock, outbox: KeptOutbox
 ) -> None:
     identity = start()
     epoch = outbox.epoch
@@ -215,7 +215,7 @@ def test_a_vm_that_is_named_otherwise_keeps_its_name_to_the_end_of_the_run_and_t
 
 
 def test_a_process_that_learns_late_that_the_state_is_another_vms_ends(
-    start: Start, imds: ImdsDouble, outbox: Outbox
+    start: Start, imds: ImdsDouble, outbox: KeptOutbox
 ) -> None:
     start(boot_id="1")
     commit(outbox, "kept")
@@ -232,7 +232,7 @@ def test_a_process_that_learns_late_that_the_state_is_another_vms_ends(
 SIZE_LIMIT = Loss(reason="SizeLimit", count=3, sink="a", oldest=1e9, newest=1e9 + 60)
 
 
-def note_loss(outbox: Outbox, *losses: Loss) -> None:
+def note_loss(outbox: KeptOutbox, *losses: Loss) -> None:
     outbox.storage.run(lambda database: database.note_losses(losses), synced=True)
 
 
@@ -251,7 +251,7 @@ NOTHING_KNOWN = dict.fromkeys(("Count", "Sink", "OldestTime", "NewestTime"))
     ids=["the size limit", "damage", "no state", "a full disk"],
 )
 def test_a_loss_is_published_and_what_damage_has_cost_must_be_published_again(
-    start: Start, outbox: Outbox, loss: Loss, data: dict[str, Any], must_repeat: bool
+    start: Start, outbox: KeptOutbox, loss: Loss, data: dict[str, Any], must_repeat: bool
 ) -> None:
     events = BridgeEvents(start())
     note_loss(outbox, loss)
@@ -266,7 +266,7 @@ def test_a_loss_is_published_and_what_damage_has_cost_must_be_published_again(
 
 
 def test_losses_are_published_together_and_at_most_once_a_minute(
-    start: Start, outbox: Outbox, clock: MovedClock
+    start: Start, outbox: KeptOutbox, clock: MovedClock
 ) -> None:
     events = BridgeEvents(start())
     note_loss(outbox, SIZE_LIMIT, replace(SIZE_LIMIT, sink="b"))
