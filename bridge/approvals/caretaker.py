@@ -12,10 +12,10 @@ from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from uuid import uuid4
 
-from bridge.approvals.answers import AnswerBatch
 from bridge.approvals.approver import ImdsApprover, Posted, choose
 from bridge.approvals.auto import Rules, Seen
 from bridge.approvals.policy import unknown_outcome
+from bridge.approvals.receipts import Receipts
 from bridge.approvals.state import EventState, Place, State, Stay
 from bridge.approvals.step import answer, step
 from bridge.config.approvals import ApprovalSettings
@@ -41,7 +41,7 @@ class Caretaker:
     Args:
         parts: of the process.
         settings: the policy and the auto rules.
-        answers: what is published and remembered.
+        receipts: what is published and remembered.
         dry_run: nothing is run and nothing POSTed.
         make_run: makes a run of a program that an auto rule names.
 
@@ -53,7 +53,7 @@ class Caretaker:
 
     parts: Parts
     settings: ApprovalSettings
-    answers: AnswerBatch
+    receipts: Receipts
     _: KW_ONLY
     dry_run: bool
     make_run: Callable[..., Run]
@@ -63,7 +63,7 @@ class Caretaker:
         self.approver = ImdsApprover(self.parts.imds, clock=self._clock)
         # where the boot is not known, each start counts as one
         self._boot = self._identity.boot_id or uuid4().hex
-        self.state = self.answers.load(self.rules)
+        self.state = self.receipts.load(self.rules)
         self.runs: dict[Place, Run] = {}
         self._began_at = self._clock.monotonic()
 
@@ -106,18 +106,18 @@ class Caretaker:
             steady=self._clock.steady() - (now - at),
             now=self._clock.now(),
             ended={place: run.result for place, run in self.runs.items() if run.result},
-            request=self.answers.take_request(),
+            request=self.receipts.take_request(),
             is_confirmed=self._identity.resolved or now - self._began_at >= UNCONFIRMED_SECONDS,
-            is_lost=self.answers.take_loss(document if before.document is None else None),
+            is_lost=self.receipts.take_loss(document if before.document is None else None),
         )
-        state = step(before, seen, self.answers)
+        state = step(before, seen, self.receipts)
         self._become(state)
         self.runs = {place: run for place, run in self.runs.items() if place not in seen.ended}
         if new := [place for place in state.programs if place not in self.runs]:
-            self.answers.commit()
+            self.receipts.commit()
         for place in new:
             program = state.programs[place]
-            body, data = self.answers.notice(program, state, is_over=not isinstance(place, str))
+            body, data = self.receipts.program_input(program, state, is_over=not isinstance(place, str))
             run = self.make_run(program.argv, body, data, timeout_seconds=program.timeout_seconds)
             self.runs[place] = run
             log.info("running %s", program.argv[0], extra={"event_id": data.get("EventId")})
@@ -131,7 +131,7 @@ class Caretaker:
 
     def _become(self, state: State) -> None:
         """Know something else from now on, and record what differs."""
-        self.answers.keep(self.state, state, self.rules)
+        self.receipts.keep(self.state, state, self.rules)
         self.state = state
 
     # POSTs
@@ -164,7 +164,7 @@ class Caretaker:
             for key, one in chosen.items()
         }
         self._become(self.state.with_stays(stays))
-        self.answers.commit()
+        self.receipts.commit()
         sent = [self.state.events[key] for key in chosen]
         posted = self.approver.post(sent, self._limit_seconds(sent[0]))
         stays = posted.stays
@@ -179,7 +179,7 @@ class Caretaker:
             if _by_rule(chosen[key]):
                 said = replace(decision, detail=decision.detail or "an auto rule")
                 said = unknown_outcome(said) if events[key].stay.is_intended else said
-                events[key] = answer(events[key], events[key].run, said, self.answers)
+                events[key] = answer(events[key], events[key].run, said, self.receipts)
         self._become(replace(self.state, events=events))
         return posted
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from bridge.approvals.answers import AnswerBatch
 from bridge.approvals.approver import READ_EVERY_SECONDS
 from bridge.approvals.caretaker import Caretaker
 from bridge.approvals.inbox import Inbox
+from bridge.approvals.receipts import Receipts
 from bridge.azure.receiver import Receiver
 from bridge.config.approvals import ApprovalSettings
 from bridge.contract.status import ListenStatus
@@ -50,9 +50,9 @@ class Listener:
     def __post_init__(self) -> None:
         self._clock, self._identity = self.parts.clock, self.parts.identity
         self._bridge_events = BridgeEvents(self._identity)
-        self._answers = AnswerBatch(self.parts, self.receiver, dry_run=self.dry_run)
+        self._receipts = Receipts(self.parts, self.receiver, dry_run=self.dry_run)
         self._caretaker = Caretaker(
-            self.parts, self.settings, self._answers, dry_run=self.dry_run, make_run=self.make_run
+            self.parts, self.settings, self._receipts, dry_run=self.dry_run, make_run=self.make_run
         )
         self._inbox = Inbox(self.receiver, self._caretaker)
 
@@ -65,8 +65,8 @@ class Listener:
                 self.run_once(self.wait_seconds)
         finally:
             self._caretaker.end_programs()
-        self._answers.report_surplus(at_once=True)
-        self._answers.commit()
+        self._receipts.report_surplus(at_once=True)
+        self._receipts.commit()
         self._bridge_events.emit_stopping()
 
     def is_busy(self) -> bool:
@@ -89,8 +89,8 @@ class Listener:
         self._decide()
         if self._caretaker.approver.newer_in_seconds == 0:
             self._decide()
-        self._answers.report_surplus()
-        self._answers.commit()
+        self._receipts.report_surplus()
+        self._receipts.commit()
 
     def _must_end(self) -> bool:
         """Return whether the VM has another name, and no program and no command of the one before is left."""

@@ -19,7 +19,7 @@ from typing import Literal
 from bridge.contract.status import SinkStatus
 from bridge.delivery.course import NOTHING_WAITS, PAGE_EVENTS, Course, Failure, Pace
 from bridge.delivery.holding import HELD_EVENTS, Holding
-from bridge.delivery.queue import Head, Queue, Taken, Turn
+from bridge.delivery.queue import Head, Queue, Ready, Taken
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.events.model import StoredEvent
 from bridge.events.urgency import URGENT_LIMIT_SECONDS, Now, not_before
@@ -137,7 +137,7 @@ class Dispatcher:
         One without a NotBefore, as of a started event, is due since it was published.
         """
         now = self.outbox.now()
-        event = self._queue.notice(now, now.steady - NOTICE_WAIT_SECONDS)
+        event = self._queue.most_urgent_notice(now, now.steady - NOTICE_WAIT_SECONDS)
         if not event:
             return None
         at = not_before(event, now.wall - now.steady + event.stored_at)
@@ -167,7 +167,7 @@ class Dispatcher:
         pace = self._pace(is_failing=self._course.blocked_by is not None)
         if (blocked_until := self._course.blocked_until(pace)) > now.steady:
             return blocked_until, []
-        at, heads = self._course.choose(self._turn(now, pace), now.steady)
+        at, heads = self._course.choose(self._ready(now, pace), now.steady)
         if not heads:
             self._course = self._course.idle(is_empty=at == NOTHING_WAITS)
         return at, heads
@@ -178,25 +178,25 @@ class Dispatcher:
         limit = self._course.limit
         return limit if self._course.is_digest else min(limit, self.sink.max_batch)
 
-    def _turn(self, now: Now, pace: Pace) -> Turn:
-        """Return whose turn it is, and release what is held once something is sent or must not be held."""
+    def _ready(self, now: Now, pace: Pace) -> Ready:
+        """Return what can be sent next, and release what is held once something is sent or must not be held."""
         course, queue = self._course, self._queue
         kinds = course.kinds(now.steady)
-        turn = queue.turn(now, self._limit, **kinds)
-        if (course.blocked_by or pace.is_draining) and not turn.fresh and queue.forgive(now):
-            turn = queue.turn(now, self._limit, **kinds)
+        ready = queue.ready(now, self._limit, **kinds)
+        if (course.blocked_by or pace.is_draining) and not ready.fresh and queue.forgive(now):
+            ready = queue.ready(now, self._limit, **kinds)
         if not self.holding:
-            return turn
-        held_until = min(turn.due_at, course.pause_until)
+            return ready
+        held_until = min(ready.due_at, course.pause_until)
         must_be_sent = pace.is_draining or not course.is_calm or self.outbox.storage_error is not None
         backlog = self.outbox.backlogs()[self.name]
         is_due = must_be_sent or backlog >= HELD_EVENTS or held_until <= now.steady
-        is_sending = turn.fresh or (turn.again and not self.holding.is_digest)
+        is_sending = ready.fresh or (ready.again and not self.holding.is_digest)
         if not (is_sending or is_due):
             self._held_until = -math.inf if queue.failures() else held_until
-            return turn._replace(due_at=held_until if backlog else NOTHING_WAITS)
+            return ready._replace(due_at=held_until if backlog else NOTHING_WAITS)
         self._held_until = min(self._held_until, now.steady)
-        return queue.turn(now, self._limit, **kinds) if queue.release() else turn
+        return queue.ready(now, self._limit, **kinds) if queue.release() else ready
 
     def _deliver(self, taken: Taken) -> None:
         """Send events and note what became of them."""

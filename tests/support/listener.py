@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-from bridge.approvals.answers import COMMAND, EVENTS, KNOWN
 from bridge.approvals.listener import PASS_SECONDS, Listener
+from bridge.approvals.receipts import COMMAND, EVENTS, KNOWN
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret

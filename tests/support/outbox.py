@@ -160,7 +160,7 @@ def drain(outbox: KeptOutbox, sink: str = "a") -> list[str]:
 def send(outbox: KeptOutbox, sink: str = "a") -> list[str]:
     """Let a sink have, one by one, what is its turn as long as nothing fails."""
     queue, got = Queue(sink, outbox.storage), []
-    while heads := queue.turn(outbox.now(), 1).fresh:
+    while heads := queue.ready(outbox.now(), 1).fresh:
         taken = queue.take(heads, 1, is_noted=False)
         outbox.acknowledge(sink, taken.events)
         got += [one.id for one in taken.events]

@@ -507,7 +507,7 @@ def test_what_was_sent_without_an_answer_stays_so(old: Path, disk: str) -> None:
             other_header(old / "outbox.db")
         with closing(open_outbox(old, sinks=TWO)) as outbox:
             assert (outbox.storage_error is not None) == (disk == "is full")
-            heads = Queue("a", outbox.storage).turn(outbox.now(), 9).fresh
+            heads = Queue("a", outbox.storage).ready(outbox.now(), 9).fresh
             taken = Queue("a", outbox.storage).take(heads, 9, is_noted=True)
             assert [one.id for one in taken.events if one.seq in taken.sent] == ["notice"]
 

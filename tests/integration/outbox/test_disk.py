@@ -474,12 +474,12 @@ def test_what_was_sent_from_memory_without_an_answer_is_known_to_the_file(tmp_pa
         commit(outbox, "1")
         failing.fail()
         commit(outbox, "2")
-        turn = Queue("a", outbox.storage).turn(outbox.now(), 1)
-        assert not Queue("a", outbox.storage).take(turn.fresh, 1, is_noted=True).sent
-        Queue("a", outbox.storage).note_failure(turn.fresh[0], due_at=0.0, is_asked=False)
+        ready = Queue("a", outbox.storage).ready(outbox.now(), 1)
+        assert not Queue("a", outbox.storage).take(ready.fresh, 1, is_noted=True).sent
+        Queue("a", outbox.storage).note_failure(ready.fresh[0], due_at=0.0, is_asked=False)
         failing.recover()
         outbox.recover()
         assert outbox.storage_error is None
-        again = Queue("a", outbox.storage).turn(outbox.now(), 1).again
+        again = Queue("a", outbox.storage).ready(outbox.now(), 1).again
         assert [head.tries for head in again] == [1]
         assert Queue("a", outbox.storage).take(again, 1, is_noted=True).sent == {1}

@@ -275,7 +275,7 @@ def test_what_is_held_hides_no_failure(tmp_path: Path) -> None:
         queue = Queue("a", outbox.storage)
         commit(outbox, "held", "bad")
         assert queue.failures() == 0
-        (head,) = queue.turn(outbox.now(), 9).fresh
+        (head,) = queue.ready(outbox.now(), 9).fresh
         queue.note_failure(head, due_at=outbox.now().steady + 60, is_asked=False)
         assert queue.failures() == 1
 
@@ -290,16 +290,16 @@ def test_the_cost_of_a_delivery_does_not_grow_with_what_waits_or_fails(
         with closing(open_outbox(tmp_path / str(count))) as outbox:
             queue, now = Queue("a", outbox.storage), outbox.now()
             outbox.commit([event(f"{number}", type_=type_, subject=subject) for number in range(count)])
-            for head in queue.turn(now, count if fails else 0, may_begin=True, may_retry=True).fresh:
+            for head in queue.ready(now, count if fails else 0, may_begin=True, may_retry=True).fresh:
                 queue.note_failure(head, due_at=now.steady + 1e6 * (head.seq % 2 == 0), is_asked=False)
             outbox.commit([event("new", type_=type_, subject=subject and "other")])
-            queue.turn(now, 1, may_begin=True, may_retry=True)  # lets the first retries be due
+            queue.ready(now, 1, may_begin=True, may_retry=True)  # lets the first retries be due
             with counted_steps(outbox) as steps:
-                turn = queue.turn(now, 1, may_begin=True, may_retry=True)
-                taken = queue.take(turn.fresh, 1, is_noted=True)
-                queue.note_failure(turn.fresh[0], due_at=now.steady + 1, is_asked=False)
+                ready = queue.ready(now, 1, may_begin=True, may_retry=True)
+                taken = queue.take(ready.fresh, 1, is_noted=True)
+                queue.note_failure(ready.fresh[0], due_at=now.steady + 1, is_asked=False)
                 for failures in range(3):
-                    assert queue.turn(now, 1, may_begin=False, failures=failures).again or not fails
+                    assert queue.ready(now, 1, may_begin=False, failures=failures).again or not fails
                 outbox.acknowledge("a", taken.events)
                 outbox.has_young("a")
                 outbox.commit([event("newer", type_=type_, subject=subject)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bridge.approvals.answers import STAY
+from bridge.approvals.receipts import STAY
 from bridge.approvals.state import OutOfWorkReason
 from bridge.config.approvals import AutoSettings
 from bridge.contract.status import OutOfWork

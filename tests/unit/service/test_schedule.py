@@ -104,10 +104,10 @@ class Told:
         if (at := self.course.blocked_until(self.pace)) <= self.now:
             now = Now(wall=self.now, steady=self.now)
             kinds = self.course.kinds(self.now)
-            turn = self.queue.turn(now, self.course.limit, **kinds)
-            if (self.course.blocked_by or self.is_draining) and not turn.fresh and self.queue.forgive(now):
-                turn = self.queue.turn(now, self.course.limit, **kinds)
-            at, heads = self.course.choose(turn, self.now)
+            ready = self.queue.ready(now, self.course.limit, **kinds)
+            if (self.course.blocked_by or self.is_draining) and not ready.fresh and self.queue.forgive(now):
+                ready = self.queue.ready(now, self.course.limit, **kinds)
+            at, heads = self.course.choose(ready, self.now)
         return at, self.queue.take(heads, self.course.limit, is_noted=False)
 
     def send(self, word: str) -> None:

@@ -44,7 +44,7 @@ STAY = "stay"  # of the version before
 BY_RULE = "imds-bridge, by an auto rule"
 
 
-class AnswerBatch:
+class Receipts:
     """Collects what is decided until `commit`. For the listener's thread."""
 
     def __init__(self, parts: Parts, receiver: Receiver | None, *, dry_run: bool) -> None:
@@ -119,7 +119,7 @@ class AnswerBatch:
             log.info("`imds-bridge recover` asks: %s", request)
         return str(request or "")
 
-    def notice(self, program: Program, state: State, *, is_over: bool) -> tuple[bytes, dict[str, Any]]:
+    def program_input(self, program: Program, state: State, *, is_over: bool) -> tuple[bytes, dict[str, Any]]:
         """Return what a program gets: the CloudEvent of its event for its standard input, and the event's data."""
         event, document = program.event, state.document
         if event is None or document is None:
