@@ -35,7 +35,7 @@ from bridge.imds.discovery import search
 from bridge.imds.instance import Vm, parse_vm
 from bridge.runtime.json import BoundedDecoder, Json, read_object
 from bridge.runtime.text import one_line
-from bridge.runtime.threads import PauseWatch, extend_deadline
+from bridge.runtime.threads import extend_deadline, may_be_cut
 from bridge.runtime.time import Clock, parse_http_date
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class ImdsClient:
 
     def __post_init__(self) -> None:
         self._kept: socket.socket | None = None
-        self._was_held_up = PauseWatch()
+        self._used_at = 0.0  # the kept connection, by the wall clock
         self._first: socket.socket | None = None  # with the first request, which turns the service on
         self._fallback: Fallback | None = None
         self._late_seconds = LATE_SECONDS
@@ -261,6 +261,7 @@ class ImdsClient:
             if not is_kept:
                 raise
             return self._exchange(path, content, deadline, keeps_first)
+        self._used_at = self.clock.wall()
         if answer.will_close:
             self.close()
         return answer, body
@@ -286,9 +287,9 @@ class ImdsClient:
 
     def _connect(self, deadline: float) -> tuple[socket.socket, bool]:
         """Return a connection and whether it is the kept one."""
-        was_held_up = self._was_held_up()
         # What is there to read before a request is the end of the connection, or would be taken for the next answer.
-        if self._kept and (was_held_up or select.select([self._kept], [], [], 0)[0]):
+        is_cut = may_be_cut(self.clock.wall() - self._used_at)
+        if self._kept and (is_cut or select.select([self._kept], [], [], 0)[0]):
             self.close()
         is_kept = self._kept is not None
         sock = self._kept or self._open(min(CONNECT_SECONDS, _left(deadline)))

@@ -199,7 +199,7 @@ def test_a_connection_is_kept_for_every_request_until_the_server_closes_it() -> 
     assert LATE_SECONDS == 2  # so that late requests stay within what IMDS allows
 
 
-def test_a_connection_that_was_open_across_a_pause_of_the_process_is_replaced(
+def test_a_connection_that_was_idle_for_more_than_2_s_as_in_a_pause_of_the_vm_is_replaced(
     hold_up: Callable[[], None],
 ) -> None:
     with RawServer(answering(OK)) as server:
