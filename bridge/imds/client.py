@@ -13,7 +13,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
 from http import HTTPStatus
 from http.client import (
@@ -121,23 +121,11 @@ class ImdsClient:
             ImdsError: no status 200 with a complete body of at most 4 MiB in time.
         """
         deadline, keeps_first = time.monotonic() + timeout_seconds, timeout_seconds > CALL_SECONDS
-        with self.measured(), ExitStack() as stack:
-            stack.callback(self._close_first)
-            while (left := deadline - time.monotonic()) > self._late_seconds:
-                try:
-                    return self._ask(limit_seconds=self._late_seconds, keeps_first=keeps_first)
-                except ImdsError as error:
-                    if not isinstance(error, NoAnswerError):
-                        if self._first is None:
-                            raise
-                        select.select([self._first], [], [], self._late_seconds)
-                    self._late_seconds *= 2
-                    if keeps_first:
-                        self._late_seconds = min(self._late_seconds, CALL_SECONDS)
-                    if waiting:
-                        waiting()
-            self._late_seconds = min(self._late_seconds, CALL_SECONDS)
-            return self._ask(limit_seconds=left, keeps_first=keeps_first)
+        with self.measured():
+            try:
+                return self._ask_until(deadline, keeps_first, waiting)
+            finally:
+                self._close_first()
 
     def instance(self, limit_seconds: float = INSTANCE_SECONDS) -> Vm:
         """Return who this VM is, from instance data unless the settings name it.
@@ -200,6 +188,24 @@ class ImdsClient:
     def _api_version(self) -> str:
         is_refused = self._fallback and self.clock.monotonic() < self._fallback.until
         return API_VERSION if is_refused else self.settings.api_version
+
+    def _ask_until(self, deadline: float, keeps_first: bool, waiting: Callable[[], object] | None) -> bytes:
+        """Ask for the document, again and again while there is no answer."""
+        while (left := deadline - time.monotonic()) > self._late_seconds:
+            try:
+                return self._ask(limit_seconds=self._late_seconds, keeps_first=keeps_first)
+            except ImdsError as error:
+                if not isinstance(error, NoAnswerError):
+                    if self._first is None:
+                        raise
+                    select.select([self._first], [], [], self._late_seconds)
+                self._late_seconds *= 2
+                if keeps_first:
+                    self._late_seconds = min(self._late_seconds, CALL_SECONDS)
+                if waiting:
+                    waiting()
+        self._late_seconds = min(self._late_seconds, CALL_SECONDS)
+        return self._ask(limit_seconds=left, keeps_first=keeps_first)
 
     def _ask(self, content: str = "", *, limit_seconds: float, keeps_first: bool = False) -> bytes:
         """GET what is about Scheduled Events, or POST content, in the version that IMDS knows."""
