@@ -36,7 +36,7 @@ from bridge.imds.instance import Vm, parse_vm
 from bridge.runtime.json import BoundedDecoder, Json, read_object
 from bridge.runtime.text import one_line
 from bridge.runtime.threads import extend_deadline, may_be_cut
-from bridge.runtime.time import Clock, parse_http_date
+from bridge.runtime.time import Clock, parse_instant
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class ImdsClient:
     def clock_ahead_seconds(self) -> float | None:
         """How far this VM's clock is ahead of IMDS's now, by the last good answer's `Date`; None if it had none."""
         date, at = self._dated
-        sent = parse_http_date(date)
+        sent = parse_instant(date)
         since = self.clock.monotonic() - at
         return round(self.clock.wall() - sent.timestamp() - since, 1) if sent else None
 
