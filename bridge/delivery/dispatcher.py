@@ -111,8 +111,8 @@ class Dispatcher:
 
     def status(self, dead_letters: int = 0) -> SinkStatus:
         """Return how the sink is, for the status file; it does not count its dead letters itself."""
-        failures = max(self._course.failures, self._queue.failures())
         backlog, since = self.outbox.backlog(self.name)
+        failures = max(self._course.failures, self._queue.failures() if backlog else 0)
         # What is held, or what a program is busy with, does not wait.
         now, held_until = self.clock.steady(), self._held_until
         waits_from = now if self.sink.is_at_work else max(since or now, held_until)

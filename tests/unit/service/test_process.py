@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,12 +16,11 @@ from bridge.delivery.dispatcher import Dispatcher
 from bridge.errors import ConfigError, Incomplete, StateError
 from bridge.outbox.state_dir import StateFolder
 from bridge.process.process import Flow, Process
-from bridge.runtime.program import find_fault
 from bridge.runtime.threads import Signals, Stop
 from tests.support.clock import MovedClock
 from tests.support.forward import parts_of
 from tests.support.only import only
-from tests.support.process import LIMIT_SECONDS, wait_until
+from tests.support.process import LIMIT_SECONDS
 from tests.support.status import process_status
 
 
@@ -168,105 +165,6 @@ def test_the_status_is_written_at_once_after_a_second_every_five_seconds_and_at_
     assert vars(rig.folder.statuses[0])["sinks"] == {"ops": (3, "retrying")}
 
 
-class Waits(Stop):
-    """Ends a loop after so many waits, whose lengths it keeps; before each, something happens."""
-
-    def __init__(self, *before: Callable[[], object]) -> None:
-        super().__init__()
-        self._before = [*before]
-        self.seconds: list[float | None] = []
-
-    def wait(self, seconds: float | None) -> bool:
-        self.seconds.append(seconds)
-        if self._before:
-            self._before.pop(0)()
-            return False
-        return True
-
-
-def test_the_state_is_tried_in_a_quiet_minute_and_shows_until_a_try_succeeds(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rig = Doubles()
-    shown: dict[int, tuple[int, bool]] = {}
-    rig.outbox.changes = 7
-    process = rig.process(seconds=1)
-    full = OSError(28, "only 12 KiB are free")
-    trial = Mock(side_effect=[None, full, full, None, FileNotFoundError()])
-    monkeypatch.setattr("bridge.process.process.try_to_write", trial)
-
-    def look(tick: int) -> None:
-        process._look_after_state()
-        rig.outbox.changes = 7 if tick < 6 else 8
-        shown.setdefault(trial.call_count, (tick, rig.folder.statuses[-1].storage_error is None))
-
-    waits = Waits(*(partial(look, tick) for tick in range(12 * 4)))
-    process._parts.stop = waits
-    process._try_state()
-    assert {*waits.seconds} == {5}
-    # Something is stored in tick 6. Once a try has failed, there is one in each tick.
-    assert shown == {
-        0: (0, True),
-        1: (19, True),
-        2: (31, False),
-        3: (32, False),
-        4: (33, True),
-        5: (45, True),
-    }
-    lines = [line.message for line in caplog.records if "take a notice" in line.message]
-    assert lines == ["the state store cannot take a notice now", "the state store can take a notice now"]
-
-
-@pytest.mark.posix("programs have no such permissions")
-def test_what_the_process_itself_cannot_execute_is_told_at_the_start_and_within_a_minute(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rig, program = Doubles(), tmp_path / "drain"
-    program.write_text("#!/bin/sh\n")
-    process = rig.process(
-        seconds=1,
-        find_program_faults=lambda: [*filter(None, [find_fault([str(program)])])],
-        config="/etc/imds-bridge/listen.toml",
-    )
-    shown: list[int] = []
-
-    def look(tick: int) -> None:
-        if tick == 5:
-            program.chmod(0o755)
-        shown.append(len(process._status().program_faults or ()))
-
-    process._parts.stop = Waits(*(partial(look, tick) for tick in range(24)))
-    process._try_state()
-    assert process._status().config == "/etc/imds-bridge/listen.toml"
-    assert (shown[0], shown[-1], 0 < shown.index(0) - 5 <= 12) == (1, 0, True)
-    assert [line.message for line in caplog.records if "cannot be started" in line.message] == [
-        f"a program cannot be started: {program}: this user may not execute it"
-    ]
-
-
-def test_a_disk_that_hangs_holds_up_neither_the_status_nor_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig, hangs, end = Doubles(), threading.Event(), threading.Event()
-
-    class Hurried(Stop):
-        def wait(self, seconds: float | None) -> bool:
-            return super().wait(0 if seconds else None)
-
-    def hang(_: Path) -> None:
-        hangs.set()
-        end.wait(LIMIT_SECONDS)
-
-    def dispatchers() -> list[Any]:
-        assert hangs.wait(LIMIT_SECONDS)
-        return []
-
-    rig.stop = Hurried()
-    rig.outbox.changes = 7
-    monkeypatch.setattr("bridge.process.process.try_to_write", hang)
-    assert rig.run(seconds=99, dispatchers=dispatchers) == 0
-    assert len(rig.folder.statuses) == 22
-    end.set()
-
-
 def test_a_status_file_that_cannot_be_written_is_tried_again_and_ends_nothing() -> None:
     rig = Doubles()
     rig.folder.error = OSError(28, "No space left on device")
@@ -336,19 +234,3 @@ def test_a_sink_that_cannot_be_built_ends_the_process_in_order() -> None:
         rig.run(seconds=3600, dispatchers=refuse)
     assert rig.loop_ended.wait(LIMIT_SECONDS)
     assert rig.outbox.close.call_count == 1
-
-
-def test_a_disk_that_does_not_answer_shows_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Doubles()
-    rig.outbox.changes = 7
-    process = rig.process(seconds=1)
-    monkeypatch.setattr("bridge.process.process.HUNG_SECONDS", 0.0)
-
-    def shown() -> object:
-        process._look_after_state()
-        return rig.folder.statuses[-1].storage_error
-
-    monkeypatch.setattr("bridge.process.process.try_to_write", lambda _: wait_until(lambda: bool(shown())))
-    process._parts.stop = Waits(*([lambda: None] * 12))
-    process._try_state()
-    assert shown() is None
