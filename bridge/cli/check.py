@@ -21,7 +21,7 @@ from bridge.cli.config import warnings
 from bridge.cli.trial import runs_on, try_to_deliver
 from bridge.cli.units import find_units
 from bridge.config.approvals import ApprovalSettings
-from bridge.config.models import Config, find_exposed, find_unreadable
+from bridge.config.models import Config, find_exposed
 from bridge.config.sinks import SinkSettings
 from bridge.config.values import socket_address
 from bridge.contract.status import Status
@@ -157,11 +157,6 @@ def _permissions(config: Config) -> Iterator[Finding]:
     for path in dict.fromkeys(exposed):
         message = f"everybody may write {path}, and so change what the process does"
         yield Finding("permissions", "FAIL", message, f"chmod o-w {path}")
-    for role in configured_roles(config):
-        for path in find_unreadable(config, role):
-            message = f"imds-bridge-{role}.service cannot read {path}, as its user is not root"
-            remedy = "put it into the folder `secrets` beside the configuration, and name it without a path"
-            yield Finding("permissions", "FAIL", message, remedy)
 
 
 def _units(config: Config) -> Iterator[Finding]:
