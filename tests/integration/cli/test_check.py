@@ -282,7 +282,7 @@ def test_settings_that_are_hardly_meant_are_warnings(cli: Cli, monkeypatch: pyte
     comes_with = "%s comes with api_version %s, and [imds] asks for 2017-08-01"
     assert done.code == 0
     assert {(row["check"].split()[0], row["message"]) for row in done.json if row["result"] == "warn"} == {
-        ("settings", 'sinks.screen.where.EventType: given "Rebot", did you mean Reboot?'),
+        ("settings", 'sinks.screen.where.EventType: given "Rebot"; did you mean Reboot?'),
         ("settings", f"sinks.screen.where.EventType: {comes_with % ('Preempt', '2017-11-01')}"),
         ("settings", f"approvals.auto[0].event_type: {comes_with % ('Terminate', '2019-01-01')}"),
         (
