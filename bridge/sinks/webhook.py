@@ -69,6 +69,7 @@ class WebhookSink(Sink):
         self._http = HttpClient(settings)
         self._tokens = Tokens(settings, settings.token_scope)
         self._access = self._read_access()
+        self._access.format.check(self._clock.now())
         self.max_batch = self._access.format.max_batch
 
     def reload(self) -> None:
@@ -81,14 +82,6 @@ class WebhookSink(Sink):
         """POST the events, one at a time, in batches or as one digest, whose size does not grow with them."""
         max_bytes = None if self._settings.is_chat_format else MAX_BATCH_BYTES
         post_batches(events, self._post, max_bytes=max_bytes)
-
-    def check_format(self, events: Sequence[StoredEvent]) -> None:
-        """Try the format on samples of the events that will come.
-
-        Raises:
-            ValueError: one cannot be shown, or the template names a property that no event has.
-        """
-        self._access.format.check([event.envelope for event in events], self._clock.now())
 
     def check(self) -> str:
         """Ask with OPTIONS, as the CloudEvents webhook handshake does: it sends no event."""

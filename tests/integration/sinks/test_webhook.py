@@ -385,13 +385,9 @@ def test_what_pagerduty_has_no_action_for_is_no_dead_letter(inbox: Inbox, webhoo
     assert inbox.received == []
 
 
-def test_a_format_is_tried_on_samples(inbox: Inbox, webhook: MakeWebhook) -> None:
-    events = list(samples(datetime.now(UTC)))
-    for format_ in ("teams", "slack", "pagerduty", "template"):
-        webhook(format=format_).check_format(events)
+def test_a_template_is_tried_on_samples(inbox: Inbox, webhook: MakeWebhook) -> None:
     with pytest.raises(ValueError, match="NoSuchName"):
-        webhook(format="template", template={"text": "{{ data.NoSuchName }}"}).check_format(events)
-    webhook().check_format(events)
+        webhook(format="template", template={"text": "{{ data.NoSuchName }}"})
     assert inbox.received == []
 
 
