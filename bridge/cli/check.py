@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bridge.arguments import FAILED, OK, complete, json_lines, load_config
 from bridge.cli.config import warnings
@@ -30,7 +30,6 @@ from bridge.errors import BridgeError, ConfigError, ImdsError
 from bridge.events.filters import Filter
 from bridge.formats.samples import make_test_event, samples
 from bridge.formats.text import table
-from bridge.http.client import origin
 from bridge.imds.client import ImdsClient, NoAnswerError
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
@@ -114,7 +113,6 @@ def check(config: Config, *, send: bool = False) -> list[Finding]:
         "state": _states(config),
         "outbox": _left_sinks(config),
         "metrics": _metrics(config) if config.metrics.listen else (),
-        "proxy": _proxies(config),
         "imds": _imds(config) if _needs_imds(config) else (),
         "sinks": _sinks(config, send=send),
         "approvals": _approvals(config, config.approvals) if config.approvals else (),
@@ -287,16 +285,6 @@ def _metrics(config: Config) -> Iterator[Finding]:
     else:
         shared = f"; of {' and '.join(roles)}, the second takes the next port" if len(roles) > 1 else ""
         yield Finding("metrics", "ok", f"{listen} is free{shared}")
-
-
-def _proxies(config: Config) -> Iterator[Finding]:
-    """Name what uses the environment's proxy: libraries, and a bus over WebSockets whose table has none."""
-    parts: dict[str, Any] = {"approvals": config.approvals, "relay": config.relay, **config.sinks}
-    over_web = {name: part for name, part in parts.items() if getattr(part, "transport", "") == "websocket"}
-    if proxy := os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY"):
-        names = [name for name, part in over_web.items() if not part.http_proxy]
-        users = ", ".join(["apprise", "workload identity", 'credential = "default"', *names])
-        yield Finding("proxy", "ok", f"HTTPS_PROXY of the environment, {origin(proxy)}, is used by {users}")
 
 
 _NO_IMDS = (
