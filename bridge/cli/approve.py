@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.approvals.command import MAX_EVENT_IDS
 from bridge.approvals.pending import REJECTED_RECEIPTS_PER_MINUTE
 from bridge.approvals.sender import ApproveCommand, send_command
 from bridge.arguments import DRY_RUN, FAILED, OK, complete, load_config
@@ -84,11 +83,6 @@ def _run(arguments: argparse.Namespace) -> int:
     if not event_ids:
         show("nothing approved")
         return OK
-    if len(event_ids) > MAX_EVENT_IDS:
-        raise UsageError(
-            f"approve: given {len(event_ids)} EventIds, expected at most {MAX_EVENT_IDS}: a command cannot have "
-            "more, and within a minute no more rejections have receipts"
-        )
     request = ApproveCommand(
         event_ids=event_ids,
         vm=arguments.vm,

@@ -145,10 +145,11 @@ class SinkSettings(Settings):
     def warnings(self) -> list[str]:
         """Describe what is accepted but looks like a slip: Azure may add values, so none is refused."""
         return [
-            f"where.{name}: given {values.quote(value)}, did you mean {meant}?"
+            f"where.{name}: given {values.quote(value)}{hint}"
             for name, wanted in self.where.items()
             for value in alternatives(wanted)
-            if (meant := values.likely_meant(str(value), KNOWN_VALUES.get(name, ())))
+            if value not in (known := KNOWN_VALUES.get(name, ()))
+            and (hint := values.nearest(value, known, similarity=values.LIKELY))
         ]
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bridge.config.models import Config
 from bridge.config.registry import sink_class
@@ -32,31 +32,23 @@ log = logging.getLogger(__name__)
 
 
 def build_sinks(settings: Mapping[str, SinkSettings]) -> dict[str, Sink]:
-    """Build sinks, and try chat formats on a sample of every event type that they take.
+    """Build sinks; a template is tried on a sample of every event type that it takes.
 
     Args:
         settings: by the sinks' names.
 
     Raises:
-        ConfigError: a template is faulty, or a format cannot render a type.
+        ConfigError: a template is faulty, or a secret cannot be used.
     """
     sinks, faults = {}, []
     for name, sink_settings in settings.items():
         try:
-            sink = sinks[name] = sink_class(sink_settings.kind)(sink_settings)
-            if sink_settings.is_chat_format:
-                _check_format(sink, filter_of(sink_settings))
+            sinks[name] = sink_class(sink_settings.kind)(sink_settings)
         except (OSError, ValueError) as error:
             faults.append(f"sinks.{name}: {error}")
     if faults:
         raise ConfigError("sinks", faults)
     return sinks
-
-
-def _check_format(sink: Any, wanted: Filter) -> None:
-    from bridge.formats.samples import samples  # noqa: PLC0415 - only chat formats need it
-
-    sink.check_format([event for event in samples(Clock().now()) if wanted.matches_type(event.type)])
 
 
 def filter_of(settings: SinkSettings, role: str = "forward") -> Filter:
