@@ -249,6 +249,27 @@ def test_a_chain_that_forks_has_a_note_and_one_last_run(tmp_path: Path) -> None:
     assert audit(tmp_path, process.events, "--now", iso(process.at + 2 * HOUR)).kinds == ["silent"]
 
 
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [("web-1", ("", "")), ("web-0", ("a", "b")), ("web-1", ("a", ""))],
+    ids=["names", "ids", "one id"],
+)
+@pytest.mark.parametrize("restarts", [False, True])
+def test_since_accepts_the_run_that_was_under_way_of_each_vm_of_a_source(
+    tmp_path: Path, name: str, ids: tuple[str, str], restarts: bool
+) -> None:
+    since, events, lost = iso(START + 1.5 * HOUR), [], set()
+    for process in (Process("web-0", vm_id=ids[0]), Process(name, vm_id=ids[1])):
+        process.start(source="urn:fleet").hours(1 if restarts else 3)
+        process.at = START + 4 * HOUR
+        process.start(source="urn:fleet").hours(1)
+        events += [event for event in process.events if event["time"] > since]
+        lost.add(process.start(source="urn:fleet").hours(1).epoch)
+        events += process.start(source="urn:fleet").hours(1).events[-2:]
+    missing = audit(tmp_path, events, "--since", since).report["missing"]
+    assert ({one["id"] for one in missing}, len(missing)) == (lost, 2)
+
+
 def test_since_excuses_the_run_before_the_first_one_and_no_later_one(tmp_path: Path) -> None:
     process = Process().start().hours(3)
     since = iso(START + 1.5 * HOUR)
