@@ -106,6 +106,29 @@ def test_wrong_clocks_of_vms_that_live_and_of_vms_that_die_change_no_verdict(tri
         assert found == {process.epoch for process, hours in fleet if hours < 29}
 
 
+@pytest.mark.parametrize("trial", range(10))
+def test_each_event_that_is_removed_from_vms_of_one_source_is_found_alone_in_any_order(trial: int) -> None:
+    chance = Random(trial)  # noqa: S311 - repeatable
+    fleet = [
+        Process(name, vm_id=one)
+        for name, one in (("web-0", "a"), ("web-0", "b"), ("web-1", ""), ("web-2", ""))
+    ]
+    for process in fleet:
+        for hours in (chance.randrange(1, 4), chance.randrange(1, 4), 9):
+            process.start(source="urn:fleet").hours(hours)
+        process.at = START + 16 * HOUR
+        process.hours()
+    events = [event for process in fleet for event in process.events]
+    last = [process.events[-1] for process in fleet]  # which no heartbeat follows
+    for removed in chance.choices([event for event in events if event not in last], k=50):
+        rest = [event for event in events if event is not removed]
+        chance.shuffle(rest)
+        found = only(missing(rest, iso(START + 17 * HOUR)))
+        number = int(removed["reporterseq"])
+        assert (found["kind"], found["first"], found["last"]) == ("numbers", number, number)
+        assert found["epoch"] == removed["reporterepoch"]
+
+
 def test_vms_of_a_list_of_azure_must_have_published(tmp_path: Path) -> None:
     process = Process(group="Gr\u00f6\u00dfe").start(source=VM.format("Gr%C3%B6%C3%9Fe", "web-0"))
     exported = tmp_path / "vms"
