@@ -38,6 +38,20 @@ def test_prometheus_reads_the_rules_and_each_alert_fires_on_its_cause_and_stays_
     promtool("test", "rules", "rules.test.yaml")
 
 
+def test_prometheus_reads_the_agents_configuration_of_the_page_which_names_the_vm(tmp_path: Path) -> None:
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    text = only(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    (tmp_path / "prometheus.yml").write_text(text)
+    promtool("check", "config", "--agent", str(tmp_path / "prometheus.yml"))
+    job = only(yaml.safe_load(text)["scrape_configs"])
+    assert job["job_name"].startswith("imds-bridge")
+    rule, targets = only(job["relabel_configs"]), only(job["static_configs"])["targets"]
+    assert (rule["source_labels"], rule["target_label"]) == (["__address__"], "instance")
+    template = rule["replacement"].replace("$", "\\")
+    named = [re.sub(f"^{rule['regex']}$", template, target) for target in targets]
+    assert named == ["web-0:9464", "web-0:9465"]
+
+
 def test_alertmanager_reads_its_example_and_sends_each_alert_to_who_is_meant() -> None:
     promtool("check-config", "alertmanager.yaml", name="amtool")
     for rule in RULES:
@@ -167,7 +181,7 @@ def test_every_metric_of_the_runbook_is_in_the_dashboard() -> None:
     drawn = " ".join(panel.expr for panel in panels())
     # The lost events are drawn in place of the losses.
     missing = {name for name in listed if f"imds_bridge_{name}" not in drawn}
-    assert missing == {"losses_total", "clock_jumps_total"}
+    assert missing == {"losses_total", "clock_jumps_total", "previous_run_stopped"}
 
 
 def test_every_panel_has_a_title_of_its_own_and_chooses_the_instances() -> None:
