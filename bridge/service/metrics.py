@@ -154,7 +154,7 @@ class Meter:
         self._recovered = counter("recovered_total", text, result=PREPARED_RESULTS)
         text = "Jumps of the wall clock by more than a minute."
         self.jumped = counter("clock_jumps_total", text).inc
-        text = "1 if the run before this one was stopped, 0 if it failed or was killed, or if there was none."
+        text = "1 if the run before was stopped, 0 if it failed or was killed, or there was none."
         self.follow = Gauge("imds_bridge_previous_run_stopped", text, registry=registry).set
         describe_process(registry)
 

@@ -245,18 +245,26 @@ def shared_instance(rig: Incident) -> None:
 @incident("a VM is deleted without an event (a scale-in), and discovery drops it a minute later", gone=True)
 def target_leaves(rig: Incident, gone: bool) -> None:
     rig.start()
-    time.sleep(2 * SCRAPE_SECONDS)
-    if gone:
-        rig.process.kill()
-        time.sleep(4 * SCRAPE_SECONDS)
-    rig.scrape()
+
+    def leave() -> None:
+        time.sleep(2 * SCRAPE_SECONDS)
+        if gone:
+            rig.process.kill()
+            time.sleep(4 * SCRAPE_SECONDS)
+        rig.scrape()
+
+    threading.Thread(target=leave, daemon=True).start()
 
 
 @incident("a pod of a rollout, or of a relay, moves to another address")
 def target_moves(rig: Incident) -> None:
     rig.start()
-    time.sleep(2 * SCRAPE_SECONDS)
-    rig.scrape(Target(port=rig.port, instance="10.0.0.9:9464"))
+
+    def move() -> None:
+        time.sleep(2 * SCRAPE_SECONDS)
+        rig.scrape(Target(port=rig.port, instance="10.0.0.9:9464"))
+
+    threading.Thread(target=move, daemon=True).start()
 
 
 @incident("a listener alone drains and approves by rules, without sinks and bus", "listen")
