@@ -39,7 +39,7 @@ def test_prometheus_reads_the_rules_and_each_alert_fires_on_its_cause_and_stays_
 
 
 def test_prometheus_reads_the_agents_configuration_of_the_page_which_names_the_vm(tmp_path: Path) -> None:
-    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     text = only(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
     (tmp_path / "prometheus.yml").write_text(text)
     promtool("check", "config", "--agent", str(tmp_path / "prometheus.yml"))
@@ -173,8 +173,8 @@ def test_prometheus_reads_every_expression_of_the_dashboard(tmp_path: Path) -> N
     promtool("check", "rules", str(file))
 
 
-def test_every_metric_of_the_runbook_is_in_the_dashboard() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text()
+def test_every_metric_of_the_page_is_in_the_dashboard() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
     table = only(re.findall(r"\| metric: .*?\n\n", page, re.DOTALL))
     cells = [line.split("|")[1] for line in table.strip().splitlines()[2:]]
     listed = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}

@@ -1,6 +1,6 @@
 """`python -m tools.incidents [WORD...]`: play every incident, or those with a word in their title.
 
-It prints when what noticed each, for docs/operations.md. A real Prometheus with our rules scrapes a process for each,
+It prints when what noticed each, for docs/metrics.md. A real Prometheus with our rules scrapes a process for each,
 all at once, for 13 minutes. Needs Debian's package prometheus and the right to mount.
 """
 
