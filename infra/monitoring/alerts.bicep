@@ -39,7 +39,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} does not answer'
-          description: 'Nothing reads this VM\'s Scheduled Events, or nothing approves them.'
+          description: 'Nothing reads the Scheduled Events of this VM, the host in the label instance, or nothing approves them.'
           runbook_url: '${runbookUrl}#imdsbridgesilent'
         }
         resolveConfiguration: {
@@ -58,7 +58,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         annotations: {
           summary: 'Prometheus does not scrape imds-bridge on {{ $labels.instance }} any more'
-          description: 'It answered until the target went away, or the agent on its VM sends nothing. Whether it runs is unknown.'
+          description: 'It answered until the target went away, or the agent on the host in the label instance sends nothing.'
           runbook_url: '${runbookUrl}#imdsbridgetargetgone'
         }
         resolveConfiguration: {
