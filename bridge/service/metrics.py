@@ -86,13 +86,15 @@ class ProcessFigures(ProcessCollector):
         return time.time() - time.monotonic()
 
 
-def describe_process(registry: CollectorRegistry) -> None:
-    """Register which version runs, since when, and what the process uses."""
+def describe_process(registry: CollectorRegistry) -> Gauge:
+    """Register what runs, since when, and what it uses; return whether the run before was stopped."""
     build = Gauge("imds_bridge_build_info", "Always 1.", ["version"], registry=registry)
     build.labels(__version__).set(1)
     text = "When the process started, in seconds since 1970."
     Gauge("imds_bridge_start_time_seconds", text, registry=registry).set_to_current_time()
     ProcessFigures(registry=registry)
+    text = "1 if the run before was stopped, 0 if it failed or was killed, or there was none."
+    return Gauge("imds_bridge_previous_run_stopped", text, registry=registry)
 
 
 class Meter:
@@ -154,9 +156,7 @@ class Meter:
         self._recovered = counter("recovered_total", text, result=PREPARED_RESULTS)
         text = "Jumps of the wall clock by more than a minute."
         self.jumped = counter("clock_jumps_total", text).inc
-        text = "1 if the run before was stopped, 0 if it failed or was killed, or there was none."
-        self.follow = Gauge("imds_bridge_previous_run_stopped", text, registry=registry).set
-        describe_process(registry)
+        self.follow = describe_process(registry).set
 
     @contextmanager
     def polling(self) -> Iterator[None]:
