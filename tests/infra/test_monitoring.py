@@ -38,18 +38,22 @@ def test_prometheus_reads_the_rules_and_each_alert_fires_on_its_cause_and_stays_
     promtool("test", "rules", "rules.test.yaml")
 
 
-def test_prometheus_reads_the_agents_configuration_of_the_page_which_names_the_vm(tmp_path: Path) -> None:
+def test_prometheus_reads_the_agents_configurations_of_the_page_which_name_the_vm(tmp_path: Path) -> None:
     page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
-    text = only(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
-    (tmp_path / "prometheus.yml").write_text(text)
-    promtool("check", "config", "--agent", str(tmp_path / "prometheus.yml"))
-    job = only(yaml.safe_load(text)["scrape_configs"])
-    assert job["job_name"].startswith("imds-bridge")
-    rule, targets = only(job["relabel_configs"]), only(job["static_configs"])["targets"]
-    assert (rule["source_labels"], rule["target_label"]) == (["__address__"], "instance")
-    template = rule["replacement"].replace("$", "\\")
-    named = [re.sub(f"^{rule['regex']}$", template, target) for target in targets]
-    assert named == ["web-0:9464", "web-0:9465"]
+    own, aks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    of_node = yaml.safe_load(aks)["data"]["prometheus-config"]
+    for text, expected in (
+        (own, ["web-0:9464", "web-0:9465"]),
+        (of_node.replace("$NODE_IP", "10.0.0.4").replace("$NODE_NAME", "aks-1"), ["aks-1:9464"]),
+    ):
+        (tmp_path / "prometheus.yml").write_text(text)
+        promtool("check", "config", "--agent", str(tmp_path / "prometheus.yml"))
+        job = only(yaml.safe_load(text)["scrape_configs"])
+        assert job["job_name"].startswith("imds-bridge")
+        rule, targets = only(job["relabel_configs"]), only(job["static_configs"])["targets"]
+        assert (rule["source_labels"], rule["target_label"]) == (["__address__"], "instance")
+        template = rule["replacement"].replace("$", "\\")
+        assert [re.sub(f"^{rule['regex']}$", template, target) for target in targets] == expected
 
 
 def test_alertmanager_reads_its_example_and_sends_each_alert_to_who_is_meant() -> None:
