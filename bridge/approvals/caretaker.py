@@ -16,7 +16,7 @@ from bridge.approvals.approver import ImdsApprover, Posted, choose
 from bridge.approvals.auto import Rules, Seen
 from bridge.approvals.policy import unknown_outcome
 from bridge.approvals.receipts import Receipts
-from bridge.approvals.state import EventState, Place, State, Stay
+from bridge.approvals.state import UNPREPARED, EventState, Place, State, Stay
 from bridge.approvals.step import answer, step
 from bridge.config.approvals import ApprovalSettings
 from bridge.contract.status import AutoStatus, OutOfWork
@@ -204,9 +204,9 @@ class Caretaker:
         ]
 
     def auto(self) -> list[AutoStatus]:
-        """Return what the auto rules make of each event of this VM."""
-        now = self._clock.now()
-        return [_shown(one, now) for one in self.state.events.values() if one.verdict.why]
+        """Return what the auto rules make of each event of this VM, and which have started unprepared."""
+        now, events = self._clock.now(), self.state.events.values()
+        return [_shown(one, now) for one in events if one.verdict.why or UNPREPARED in one.stay.told]
 
 
 def _by_rule(one: EventState) -> bool:
@@ -222,9 +222,11 @@ def _reason(one: EventState) -> str:
 
 def _shown(one: EventState, now: datetime) -> AutoStatus:
     """Return what the status file shows of what the auto rules make of an event."""
-    why, behind = _reason(one), one.verdict.behind
+    why, behind = _reason(one) or UNPREPARED, one.verdict.behind
     if behind:
         starts = behind.not_before
         when = f", {format_relative((starts - now).total_seconds())}" if starts else ""
         why += f" ({behind.raw.get('EventType')}{when})"
-    return AutoStatus(EventId=one.event.event_id, Why=why, NeedsPerson=one.run in one.failed)
+    return AutoStatus(
+        EventId=one.event.event_id, Why=why, NeedsPerson=one.run in one.failed or why == UNPREPARED
+    )

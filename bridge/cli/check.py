@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from bridge.arguments import FAILED, OK, complete, json_lines, load_config
+from bridge.arguments import FAILED, OK, complete, json_lines, load_config, other_file
 from bridge.cli.config import warnings
 from bridge.cli.trial import try_to_store
 from bridge.cli.units import find_units
@@ -206,30 +206,16 @@ def _state(folder: StateFolder, path: Path | None = None) -> Finding:
     holder = folder.owner()
     if holder is None:
         if any(text.endswith(" and runs") for text, *_ in find_units(folder.path.parent, folder.path.name)):
-            remedy = (
-                "let the unit's user write there, and see the `state_dir` of the file that the unit names"
-            )
-            return Finding(
-                name, "FAIL", f"{folder.path}: the unit runs, and does not hold this state", remedy
-            )
+            remedy = "let the unit's user write there, and see `state_dir` in the file that it names"
+            message = f"{folder.path}: the unit runs, and does not hold this state"
+            return Finding(name, "FAIL", message, remedy)
         return Finding(name, "ok", str(folder.path))
-    status = folder.read_status()
-    if faults := list(_faults_of_process(status)):
+    if faults := list(_faults_of_process(folder.read_status())):
         remedy = f"see its log, and `imds-bridge status --role {folder.path.name}`"
         return Finding(name, "FAIL", f"{folder.path}: {holder}: {'; '.join(faults)}", remedy)
-    loaded = status and status.config
-    if path and loaded and not _has_same_text(Path(str(loaded)), path):
-        message = f"{holder} has loaded {loaded}, which differs from {path}"
-        return Finding(name, "warn", message, f"restart it, or imds-bridge check --config {loaded}")
+    if other := other_file(folder, path):
+        return Finding(name, "warn", *other)
     return Finding(name, "ok", f"{folder.path}, locked by {holder}")
-
-
-def _has_same_text(loaded: Path, path: Path) -> bool:
-    """Return whether a file that a process has loaded says what another one says: units load a copy of theirs."""
-    try:
-        return loaded.samefile(path) or loaded.read_bytes() == path.read_bytes()
-    except OSError:  # it cannot be told
-        return True
 
 
 def _faults_of_process(status: Status | None) -> Iterator[str]:
@@ -287,9 +273,8 @@ def _metrics(config: Config) -> Iterator[Finding]:
         yield Finding("metrics", "ok", f"{listen} is free{shared}")
 
 
-_NO_IMDS = (
-    "on an Azure VM, look for a firewall or proxy before 169.254.169.254; elsewhere use imds-bridge lab"
-)
+_NO_IMDS = "on an Azure VM, look for a firewall before 169.254.169.254; elsewhere use imds-bridge lab"
+_BUSY = "check again in a minute; else find what asks too often (as root: ss -tnp dst 169.254.169.254)"
 
 
 def _imds(config: Config) -> Iterator[Finding]:
@@ -322,7 +307,8 @@ def _document(client: ImdsClient) -> Finding:
         )
         return Finding("imds", "FAIL", f"IMDS at {client.base}: no answer within {IMDS_SECONDS:g} s", remedy)
     except ImdsError as error:
-        return Finding("imds", "FAIL", str(error), _NO_IMDS)
+        is_absent = error.status in (None, 400, 404, 410)
+        return Finding("imds", "FAIL", str(error), _NO_IMDS if is_absent else _BUSY)
     except ValueError as error:
         return Finding("imds", "FAIL", f"IMDS at {client.base} sent no valid document: {error}", _NO_IMDS)
     found = f"document {document.incarnation} with {len(document.events)} event(s) from {client.base}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.arguments import OK, complete, json_lines, load_config, state_folder
+from bridge.arguments import OK, complete, json_lines, load_config, other_file, state_folder
 from bridge.config.models import Config
 from bridge.contract.status import ListenStatus
 from bridge.formats.text import format_duration, table
@@ -41,6 +42,8 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     config, folder = load_config(arguments), state_folder(arguments)
+    if other := other_file(folder, config.path):
+        show("{}: {}".format(*other), stream=sys.stderr)
     shown = [
         {
             "id": fate.event.id,

@@ -58,7 +58,9 @@ def try_to_store(beside: Path) -> None:
 
 def _store(folder: Path) -> None:
     clock, sinks = Clock(), {_NAME: (Filter(), False)}
-    outbox = KeptOutbox(StateFolder(folder), clock=clock, sinks=sinks, max_bytes=MAX_BYTES, retain_seconds=0.0)
+    outbox = KeptOutbox(
+        StateFolder(folder), clock=clock, sinks=sinks, max_bytes=MAX_BYTES, retain_seconds=0.0
+    )
     with closing(outbox):
         outbox.commit(samples(clock.now()))
         dispatcher = Dispatcher(_NAME, _Nowhere(), max_age_seconds=math.inf, outbox=outbox, clock=clock)

@@ -278,7 +278,8 @@ class WebhookSettings(SinkSettings, HttpSettings, IdentitySettings):
         """Yield URLs that take no such messages, and what contradicts another token or would show it."""
         yield from super().find_faults()
         url = self.url.read()
-        if re.match(r"https://[^/]*\.webhook\.office\.com/", url):
+        retired = r"(?i)https://([^/]+\.)?(webhook\.office\.com|outlook\.office(365)?\.com(:\d+)?/webhook)"
+        if re.match(retired, url):
             yield "url", "given a connector of Teams, which are retired; expected the URL of a workflow"
         if self.format == "slack" and re.match(r"https://[^/]*discord(app)?\.com/(?![^?]*/slack(\?|$))", url):
             yield "url", "given a webhook of Discord; expected its URL with /slack at the end"

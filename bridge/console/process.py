@@ -96,7 +96,7 @@ class Console:
             on_change=self.live.notify,
         )
         self.bus = self._bus_input()
-        registry = new_registry(Figures(self.status, self._store))
+        registry = new_registry(Figures(self.status, self._store), self._folder.read_status())
         self._metrics = self._metrics_server(config, registry)
         key = self.settings.form_key.read() if self.settings.form_key else ""
         approvals = self._approvals(config, key)
@@ -137,7 +137,7 @@ class Console:
         self.end()
         for thread in threads:
             thread.join(STOP_SECONDS)
-        self._write_status(running=False)
+        self._write_status(running=not signal)
         if self._metrics:
             self._metrics.close()
         self.close()

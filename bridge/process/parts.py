@@ -74,7 +74,7 @@ class NoMeter:
     def committed(self, *_: object) -> None:
         """Count nothing."""
 
-    sent = approved = prepared = recovered = unprepared = jumped = committed
+    sent = approved = prepared = recovered = unprepared = jumped = follow = committed
 
 
 class Parts:

@@ -101,6 +101,7 @@ class Process:
         senders = [start_thread(f"sink-{one.name}", one.run) for one in self._dispatchers]
         if self._parts.metrics:
             last = self._parts.folder.read_status()
+            self._parts.meter.follow(last is not None and last.running is False)
             self._parts.metrics.start(self._status, self._outbox, (last and last.metrics) or "")
         signal = self._watch_over([*loops, *senders])
         undelivered = self._end(loops, senders, why=signal)
@@ -156,7 +157,8 @@ class Process:
             dispatcher.stop_when_drained()
         self._join(senders, deadline)
         left = {name: count for name, count in self._outbox.backlogs().items() if count}
-        self._write_status(self._status(running=False))
+        # A supervisor also stops what hangs: that is no stop by a person.
+        self._write_status(self._status(running=not why or bool(self._stalled)))
         if self._parts.metrics:
             self._parts.metrics.close()
         is_stored = self._outbox.close()

@@ -32,6 +32,7 @@ from tests.support.pages import (
 from tests.support.paths import ROOT
 from tests.support.process import completed, toml
 from tests.support.programs import tool
+from tests.support.size import prose_words
 
 EVERY = [block for page in PAGES for block in blocks(page)]
 RUNBOOK = "docs/operations.md"
@@ -118,6 +119,10 @@ def test_every_sentence_about_what_was_not_tried_on_azure_leads_to_the_trial() -
     assert [one for one in found if "azure-trial" not in one[1]] == []
 
 
+def test_what_is_read_at_night_is_one_short_page() -> None:
+    assert prose_words((ROOT / RUNBOOK).read_text(encoding="utf-8")) <= 2500
+
+
 def test_each_state_of_a_process_has_a_row() -> None:
     rows = section(RUNBOOK, "States of a process")
     code = (ROOT / "bridge/process/status.py").read_text(encoding="utf-8")
@@ -139,7 +144,8 @@ def test_each_state_of_a_sink_has_a_row() -> None:
 
 
 def test_the_queries_look_for_texts_that_are_logged() -> None:
-    queries = "".join(block.text for block in blocks(ROOT / RUNBOOK) if block.language == "kusto")
+    page = ROOT / "docs/metrics.md"
+    queries = "".join(block.text for block in blocks(page) if block.language == "kusto")
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "bridge").rglob("*.py"))
     texts = re.findall(r'message (?:has|contains|startswith|==|!=) "(.+?)"', queries)
     assert len(texts) > 10

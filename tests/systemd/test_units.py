@@ -1,4 +1,4 @@
-"""Every unit with its shipped sandbox under a real systemd, and in them what docs/operations.md says: `make units`.
+"""Every unit with its shipped sandbox under a real systemd, and in them what docs/maintenance.md says: `make units`.
 
 The tests are one story of one machine, in the order of this file. Namespaces enforce the sandbox but for what the
 control group would do: the filters of ports and addresses (SocketBindDeny, IPAddressDeny) and of devices need BPF
@@ -29,7 +29,7 @@ from tests.support.servicebus import ServiceBusLab
 from tests.systemd.machine import Machine, booted
 
 ROLES = ("console", "forward", "listen", "relay")
-PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/maintenance.md").read_text(encoding="utf-8")
 INSTALL = "/srv/imds-bridge/infra/systemd/install.sh"
 CONFIG = "/etc/imds-bridge/config.toml"
 # The program of a rule, which tries what the sandbox forbids.
@@ -179,9 +179,9 @@ def test_a_unit_starts_in_its_sandbox_and_its_metrics_have_what_the_alerts_need(
 
 
 def test_a_channel_is_added(machine: Machine, imds: ImdsLab, inbox: Inbox) -> None:
-    section = re.sub(r"(?s)```.*?```", "", PAGE.partition("### Add a channel\n")[2].partition("\n### ")[0])
+    section = re.sub(r"(?s)```.*?```", "", PAGE.partition("## Add a channel\n")[2].partition("\n## ")[0])
     first, *commands = re.findall(r"`((?:\(umask|imds-bridge |systemctl ).*?)`", section)
-    settings = block("### Add a channel", "toml").replace('"teams"', '"cloudevents"')
+    settings = block("## Add a channel", "toml").replace('"teams"', '"cloudevents"')
     machine.do(first, URL=inbox.url)
     with (machine.root / CONFIG[1:]).open("a") as file:
         file.write(settings)

@@ -93,6 +93,23 @@ def test_an_imds_that_is_down_fails_with_the_reason_and_the_remedy(cli: Cli, imd
         assert text in done.out
 
 
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (429, "check again in a minute; else find what asks too often"),
+        (503, "check again in a minute"),
+        (404, "on an Azure VM, look for a firewall"),
+    ],
+)
+def test_an_imds_that_answers_is_not_looked_for_behind_a_firewall(
+    cli: Cli, imds: ImdsLab, status: int, remedy: str
+) -> None:
+    cli.sinks()
+    imds.fault(status, count=None)
+    assert cli.check().row(check="imds", result="FAIL")["remedy"].startswith(remedy)
+    imds.clear_faults()
+
+
 def test_an_imds_that_never_answers_ends_soon_and_says_what_that_means(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,6 +199,7 @@ A_PORT, A_PATTERN = "expected an address and a port", "expected a text that matc
 HTTPS = "expected https; set allow_http = true to send without encryption"
 MODES = "'structured', 'binary' or 'batch'"
 TEAMS = "https://contoso.webhook.office.com/webhookb2/1@2/IncomingWebhook/3/4"
+OLD_TEAMS = "https://outlook.office.com/webhook/1@2/IncomingWebhook/3/4"
 DISCORD = "https://discord.com/api/webhooks/1/abc"
 RETIRED = "sinks.ops.url: given a connector of Teams, which are retired; expected the URL of a workflow"
 SLACK = "sinks.ops.url: given a webhook of Discord; expected its URL with /slack at the end"
@@ -318,6 +319,10 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
             "http://169.254.169.254: the rest is added",
         ),
         (webhook(format="teams", url=TEAMS), RETIRED),
+        (webhook(format="teams", url="https://webhook.office.com:443/webhookb2/1"), RETIRED),
+        (webhook(format="teams", url=OLD_TEAMS), RETIRED),
+        (webhook(format="teams", url=OLD_TEAMS.replace("office.com", "office365.com:443")), RETIRED),
+        (webhook(format="teams", url=OLD_TEAMS.replace("outlook", "Outlook")), RETIRED),
         (webhook(format="slack", url=DISCORD), SLACK),
         (webhook(format="slack", url=DISCORD.replace("discord", "ptb.discord") + "?wait=true"), SLACK),
         (

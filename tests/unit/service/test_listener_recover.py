@@ -212,6 +212,7 @@ def test_recover_is_repeated_with_longer_pauses_and_needs_a_person_until_it_work
     for pause in (0, 5, 10, 20):
         rig.run(pause + 1)
         assert len(rig.machine.running) == 1
+        assert ("has failed" in urgent(rig)) == (pause > 0)  # also while it runs once more
         rig.end_programs(wait=1, code=1)
     assert rig.machine.names == [DRAIN] + [RECOVER] * 4
     data = only(told(rig, "outofwork"))

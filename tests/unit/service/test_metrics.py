@@ -173,6 +173,17 @@ def test_many_events_leave_the_number_of_series_as_it_is(scrape: Scrape) -> None
     assert scrape.series() == before
 
 
+@pytest.mark.parametrize(("affects", "counted"), [(True, 1), (None, 1), (False, 0)])
+def test_the_notice_of_another_vms_event_is_not_measured(
+    scrape: Scrape, affects: bool | None, counted: int
+) -> None:
+    data = {"EventType": "Reboot", "NoticeSeconds": 60, "AffectsThisVm": affects}
+    notice = new_event(TYPE_PREFIX + "scheduledevent.scheduled.v1", {})
+    scrape.meter.committed([notice._replace(data=data)])
+    assert scrape.value("notice_seconds_count", type="Reboot") == counted
+    assert scrape.value("changes_total", kind="scheduled") == 1
+
+
 def test_a_scrape_shows_the_sinks_and_the_bus(scrape: Scrape) -> None:
     now = scrape.clock.now()
     sink = sink_status(

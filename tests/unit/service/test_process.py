@@ -53,6 +53,9 @@ class Folder(StateFolder):
         self.statuses: list[Status] = []
         self.error: OSError | None = None
 
+    def read_status(self) -> Status | None:
+        return self.statuses[-1] if self.statuses else None
+
     def write_status(self, status: Status) -> None:
         if self.error:
             raise self.error
@@ -84,6 +87,7 @@ class Doubles:
         self.metrics = Mock(**{"close.side_effect": self._note_closed})
         self.sinks: list[Any] = []
         self.jumps = 0
+        self.follows: list[bool] = []
         self.was_open_to_metrics = False
 
     def process(
@@ -104,7 +108,7 @@ class Doubles:
             clock=self.clock,
             stop=self.stop,
             metrics=self.metrics,
-            meter=SimpleNamespace(jumped=self._note_jump),
+            meter=SimpleNamespace(jumped=self._note_jump, follow=self.follows.append),
             dispatchers=dispatchers or (lambda: self.sinks),
         )
         busy_until = self.clock.monotonic() + busy_seconds
@@ -191,6 +195,24 @@ def test_a_loop_that_ends_on_its_own_is_an_error_unless_the_flow_does(
     rig.stop.set()
     assert rig.run(seconds=3600, faults=faults) == code
     assert rig.outbox.close.call_count == 1
+
+
+@pytest.mark.parametrize(
+    "why", ["it is stopped", "a loop ends", "it is killed", "its supervisor stops what hangs"]
+)
+def test_a_start_knows_whether_the_run_before_it_was_stopped(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Doubles()
+    if why == "its supervisor stops what hangs":
+        monkeypatch.setattr("bridge.process.process.stalled_threads", lambda: ["poll"])
+    if why == "a loop ends":
+        rig.stop.set()
+    rig.run(seconds=20)
+    if why == "it is killed":
+        rig.folder.statuses.pop()
+    rig.run(seconds=20)
+    assert rig.follows == [False, why == "it is stopped"]
 
 
 @pytest.mark.parametrize(("seconds", "code", "at_least"), [(1e6, 1, 90.0), (30.0, 0, 30.0)])
