@@ -31,7 +31,7 @@ from bridge.sinks.base import Sink
 log = logging.getLogger(__name__)
 
 NOTICE_WAIT_SECONDS = 5.0  # the status shows one that has waited longer
-IDLE_SECONDS = 10.0  # new events end the wait
+IDLE_SECONDS = 30.0  # new events end the wait
 EXPIRY_SECONDS = 60.0  # an operator may move what is older to a sink
 GONE_SECONDS = 0.1
 RELOAD_SECONDS = 0.5  # between two times that secrets are read, or a token is requested, again

@@ -6,12 +6,14 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from bridge.config.sinks import ChatSettings, WebhookSettings
 from bridge.events.model import StoredEvent
-from bridge.formats.notice import Notice, notice
 from bridge.runtime.json import Json
+
+if TYPE_CHECKING:
+    from bridge.formats.notice import Notice
 
 Encoded = tuple[dict[str, str], bytes | None]
 """Headers, the content type among them, and a body, None if nothing is to be sent."""
@@ -65,6 +67,8 @@ class ChatFormat(Format):
         """
 
     def _notice(self, event: Mapping[str, Json], now: datetime) -> Notice:
+        from bridge.formats.notice import notice  # noqa: PLC0415 - not for CloudEvents, which need less memory so
+
         return notice(event, now=now, zone=self._zone, tags=self._settings.show_tags)
 
     def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:
