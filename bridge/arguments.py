@@ -79,6 +79,16 @@ def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     return command
 
 
+def add_flag(command: Any, name: str, text: str) -> None:
+    """Add an option that is given or not, to a command or a group of options."""
+    command.add_argument(name, action="store_true", help=text)
+
+
+def add_text(command: Any, name: str, metavar: str, text: str, default: str | None = "") -> None:
+    """Add an option whose value is a text."""
+    command.add_argument(name, default=default, metavar=metavar, help=text)
+
+
 def json_lines(value: Any) -> list[str]:
     """Write a value, which may have parts of a status, as indented JSON, in lines."""
     return json.dumps(value, indent=2, default=to_json).split("\n")

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from bridge.arguments import FAILED, OK, complete, json_lines, load_config, other_file
+from bridge.arguments import FAILED, OK, add_flag, complete, json_lines, load_config, other_file
 from bridge.cli.config import warnings
 from bridge.cli.trial import try_to_store
 from bridge.cli.units import find_units
@@ -58,9 +58,7 @@ examples:
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `check`."""
     complete(command, _run, "--json", epilog=_EPILOG)
-    command.add_argument(
-        "--send", action="store_true", help="send one message, marked as a test, to each sink"
-    )
+    add_flag(command, "--send", "send one message, marked as a test, to each sink")
 
 
 def _run(arguments: argparse.Namespace) -> int:
