@@ -6,14 +6,12 @@ The time limit of an answer is the library's: it counts from byte to byte, but a
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import socket
 import ssl
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
@@ -38,7 +36,6 @@ from bridge.runtime.time import parse_http_date
 
 CONNECT_SECONDS = 5.0
 FIRST_SECONDS = 0.25
-SLOW_FACTOR = 3
 MAX_BODY_BYTES = 64 * 1024
 LONG_PART = 16  # shorter parts of a URL may be words that logs need
 USER_AGENT = f"imds-bridge/{__version__}"
@@ -54,46 +51,18 @@ class Answer:
 
 
 _UNSENT = "nothing was sent"
-_FORGOTTEN = "a connection that was open did not answer"
-_open_seconds: ContextVar[float] = ContextVar(
-    "how long an answer may take on a connection that was open before"
-)
 
 
 class _Connection(HTTPConnection):
-    """Has CONNECT_SECONDS to connect; an error notes that the connection did not come about, so nothing was sent.
-
-    An error also notes that an answer was late by the shorter limit of a connection that was open before.
-    """
-
-    _has_answered = False  # since it was connected: a TLS connection is open before its first request
+    """Has CONNECT_SECONDS to connect; an error notes that the connection did not come about, so nothing was sent."""
 
     def connect(self) -> None:
-        self._has_answered = False
         try:
             super().connect()
         except Exception as error:
             _root(error).add_note(_UNSENT)
             raise
         self.sock.settimeout(self.timeout)
-
-    def getresponse(self) -> Any:
-        limit_seconds = self.timeout
-        is_short = self._has_answered and _open_seconds.get() < (limit_seconds or math.inf)
-        self.timeout = _open_seconds.get() if is_short else limit_seconds
-        try:
-            response = super().getresponse()
-        except TimeoutError as error:
-            if is_short:
-                error.add_note(_FORGOTTEN)
-            raise
-        else:
-            self._has_answered = True
-            return response
-        finally:
-            self.timeout = limit_seconds
-            if self.sock:
-                self.sock.settimeout(limit_seconds)
 
     def _new_conn(self) -> socket.socket:
         """Connect; of several addresses, each is tried for a short time first, and those that are silent for longer.
@@ -173,7 +142,7 @@ class HttpClient:
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         self._session = self._make_session()
-        self._used_at, self._took_seconds = 0.0, 0.0
+        self._used_at = 0.0
 
     def reload(self) -> None:
         """Read the proxy again; open connections are closed."""
@@ -190,8 +159,6 @@ class HttpClient:
         url: str,
         headers: Mapping[str, str],
         body: bytes | None = None,
-        *,
-        open_seconds: float = math.inf,
     ) -> Answer:
         """Send a request and read its answer, whose body may be incomplete: the status is what matters.
 
@@ -200,13 +167,10 @@ class HttpClient:
             url: where to send it; only its origin appears in errors.
             headers: in addition to the client's own.
             body: None for a request without one.
-            open_seconds: how long the answer may take on a connection that was open before, which a NAT may have
-                forgotten. The next one is new; a receiver that answers as slowly has SLOW_FACTOR times as long.
 
         Raises:
             DeliveryError: the URL or a header cannot be sent, there is no connection, or no answer in time.
         """
-        _open_seconds.set(max(open_seconds, SLOW_FACTOR * self._took_seconds))
         try:
             return self._exchange(method, url, headers, body)
         except DeliveryError as error:
@@ -228,12 +192,9 @@ class HttpClient:
                 raise _fault(fault) from error
             is_unsent = _UNSENT in getattr(_root(error), "__notes__", ())
             missing, seconds = ("connection", CONNECT_SECONDS) if is_unsent else ("answer", limit_seconds)
-            if _FORGOTTEN in getattr(_root(error), "__notes__", ()):
-                missing, seconds = "answer on an open connection", _open_seconds.get()
             failure = _failure(error, f"no {missing} within {seconds:g} s")
             failure.is_unreached |= is_unsent
             raise failure from error
-        self._took_seconds = time.monotonic() - began_at
         with contextlib.closing(response):
             answered = _read(response, began_at + limit_seconds)
         self._used_at = time.time()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from bridge.azure.credentials import Tokens
 from bridge.config.base import read_or_keep
@@ -19,7 +17,6 @@ from bridge.sinks.base import RequestPreview, Sink
 from bridge.sinks.http import (
     MAX_BATCH_BYTES,
     answer_error,
-    patience_seconds,
     post_batches,
     preview,
     webhook_error,
@@ -82,9 +79,7 @@ class EventGridSink(Sink):
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
         body = self._batch(events)
-        limit_seconds = self._settings.timeout_seconds
-        open_seconds = patience_seconds(events, datetime.now(UTC), limit_seconds=limit_seconds)
-        answer = self._exchange(body, open_seconds=open_seconds)
+        answer = self._exchange(body)
         if error := event_grid_error(self._flavor, answer, size=len(body)):
             raise answer_error(error, self._url, answer, _DOMAIN_ADVICE if _DOMAIN in answer.body else "")
 
@@ -94,9 +89,9 @@ class EventGridSink(Sink):
             return batch(events)
         return encode_json([{**event.envelope, "source": self._settings.topic} for event in events]).encode()
 
-    def _exchange(self, body: bytes, *, open_seconds: float = math.inf) -> Answer:
+    def _exchange(self, body: bytes) -> Answer:
         headers = {"Content-Type": BATCH_CONTENT_TYPE, **self._key, **self._tokens.header()}
-        return self._http.exchange("POST", self._url, headers, body, open_seconds=open_seconds)
+        return self._http.exchange("POST", self._url, headers, body)
 
     def _read_key(self) -> dict[str, str]:
         """Return the header with the key, none if the identity sends."""

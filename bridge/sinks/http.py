@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.events.urgency import NOTICE_SHARE, NOTICES, YOUNG_SECONDS, not_before
 from bridge.http.client import Answer, origin, retry_after_seconds
 from bridge.runtime.text import one_line, redact
 from bridge.sinks.base import RequestPreview
@@ -17,7 +14,6 @@ from bridge.sinks.base import RequestPreview
 MAX_BATCH_BYTES = 1_000_000  # Event Grid's documented 1 MB, and a good size for webhooks
 # A receiver that asks for more is asked again after this time, so that its mistake does not stop a sink for days.
 RETRY_AFTER_LIMIT_SECONDS = 3600.0
-PATIENCE_SECONDS = 2.0
 
 _LATER = frozenset({408, 425, 429})
 _NEVER = frozenset({400, 409, 413, 422, 431})
@@ -113,17 +109,6 @@ def post_batches(
             waiting += [batch[half:], batch[:half]]
         else:
             delivered += len(batch)
-
-
-def patience_seconds(events: Sequence[StoredEvent], now: datetime, *, limit_seconds: float) -> float:
-    """Return how long an open connection may take to answer: less than the limit if it is no sixth of what is left.
-
-    A sixth of what is left until a notice's NotBefore is how long it may wait for a try.
-    """
-    instants = (not_before(event, math.nan) for event in events if event.type.startswith(NOTICES))
-    left = (instant - now.timestamp() for instant in instants)
-    is_short = any(-YOUNG_SECONDS < seconds < NOTICE_SHARE * limit_seconds for seconds in left)
-    return PATIENCE_SECONDS if is_short else math.inf
 
 
 def _batches(events: Sequence[StoredEvent], max_bytes: int) -> list[Sequence[StoredEvent]]:

@@ -26,7 +26,6 @@ from bridge.sinks.http import (
     MAX_BATCH_BYTES,
     answer_error,
     excerpt,
-    patience_seconds,
     post_batches,
     preview,
     webhook_error,
@@ -130,10 +129,8 @@ class WebhookSink(Sink):
         headers, body = self._write(events)
         if body is None:
             return
-        limit_seconds = self._settings.timeout_seconds
-        open_seconds = patience_seconds(events, self._clock.now(), limit_seconds=limit_seconds)
         headers |= self._tokens.header()
-        answer = self._http.exchange("POST", self._access.url, headers, body, open_seconds=open_seconds)
+        answer = self._http.exchange("POST", self._access.url, headers, body)
         if error := self._error(answer):
             is_lack = self._settings.token_scope and answer.status in _NO_ACCESS
             raise answer_error(error, self._access.url, answer, f"; {_LACK}" if is_lack else "")

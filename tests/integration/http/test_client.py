@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -154,38 +153,6 @@ def test_after_more_than_2_s_as_in_a_pause_of_the_vm_a_connection_that_may_be_fo
         hold_up()
         assert [ask(client, nat.url).status for _ in range(2)] == [200, 200]
         assert (nat.connections, nat.lost_bytes) == (2, 0)
-
-
-def test_a_young_connection_that_a_nat_has_forgotten_costs_only_the_time_that_is_given_for_it(
-    client: HttpClient,
-) -> None:
-    with RawServer(answering(OK)) as server, RawServer(forwarding(server.port)) as nat:
-        assert ask(client, nat.url).status == 200
-        nat.forgotten = 1
-        with pytest.raises(Unavailable, match=r"no answer on an open connection within 0\.3 s") as raised:
-            ask(client, nat.url, open_seconds=0.3)
-        assert not raised.value.is_unreached, "the receiver may have it"
-        assert ask(client, nat.url, open_seconds=0.3).status == 200
-        assert nat.connections == 2
-
-
-def test_a_receiver_that_becomes_slow_has_the_usual_time_on_a_new_connection_and_afterwards(
-    client: HttpClient,
-) -> None:
-    slow = Event()
-
-    def serve(server: RawServer, connection: socket.socket) -> None:
-        while server.read_head(connection):
-            server.ended.wait(1.0 if slow.is_set() else 0)
-            connection.sendall(OK)
-
-    with RawServer(serve) as server:
-        ask(client, server.url)
-        slow.set()
-        with pytest.raises(Unavailable):
-            ask(client, server.url, open_seconds=0.1)
-        assert [ask(client, server.url, open_seconds=0.1).status for _ in range(2)] == [200, 200]
-        assert server.connections == 2
 
 
 # --- several addresses ---

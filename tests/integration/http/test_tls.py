@@ -350,15 +350,3 @@ def test_a_tunnel_that_the_proxy_closed_is_made_again(make_client: MakeClient, a
         client = make_client(ca_file=authority.file, proxy=proxy.url)
         assert [ask(client, target.url).body for _ in range(3)] == [b"ok"] * 3
         assert proxy.connections == 3
-
-
-def test_a_new_connection_has_the_usual_time_for_its_first_answer(authority: Authority) -> None:
-    def serve(server: RawServer, connection: socket.socket) -> None:
-        while server.read_head(connection):
-            server.ended.wait(0.5)
-            connection.sendall(OK)
-
-    client = http_client(ca_file=str(authority.file), timeout_seconds=LIMIT_SECONDS)
-    with RawServer(serve, tls=authority.server()) as server, closing(client):
-        assert [ask(client, server.url, open_seconds=0.1).status for _ in range(2)] == [200, 200]
-        assert server.connections == 1

@@ -30,7 +30,7 @@ from tests.support.only import only
 from tests.support.process import RawServer, answering, closed_port, stored_event
 from tests.support.receivers import ROUTING_KEY
 from tests.support.sinks import EVENT, FORMS, MakeWebhook, failure
-from tests.support.tls import Authority, forwarding, proxying
+from tests.support.tls import Authority, proxying
 
 TOKEN = "secret-token"  # noqa: S105 - a test's
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard
@@ -521,24 +521,3 @@ def test_what_a_receiver_repeats_of_the_proxys_login_is_not_shown(
     ):
         target = proxied(proxy.url, "user:secret-p%40ssw0rd", server)
         assert str(failure(target)) == f"{server.url} answered 500: *** *** <***>"
-
-
-def test_a_short_notice_is_sent_anew_soon_where_a_nat_forgot_the_connection(
-    webhook: MakeWebhook, any_inbox: Inbox
-) -> None:
-    clock = MovedClock()
-
-    def notice(left_seconds: float) -> StoredEvent:
-        at = datetime.fromtimestamp(clock.wall() + left_seconds, UTC)
-        return stored_event(1, NotBeforeUtc=at.isoformat())
-
-    port = int(any_inbox.base_url.rpartition(":")[2])
-    with RawServer(forwarding(port)) as nat:
-        sink = webhook(nat.url, clock=clock)
-        sink.send([notice(30)])
-        nat.forgotten = 1
-        error = failure(sink, notice(30))
-        assert str(error) == f"{nat.url}: no answer on an open connection within 2 s"
-        assert (error.uncertain, type(error)) == (1, Unavailable)
-        sink.send([notice(30)])
-    assert len(any_inbox.accepted) == 2

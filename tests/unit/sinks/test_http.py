@@ -8,11 +8,9 @@ status codes" of Discord; http-webhook.md of cloudevents/spec.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +24,7 @@ from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import batch as written_batch
 from bridge.http.client import Answer
 from bridge.sinks.eventgrid import event_grid_error
-from bridge.sinks.http import answer_error, patience_seconds, post_batches, webhook_error
+from bridge.sinks.http import answer_error, post_batches, webhook_error
 from tests.support.diff import thorough
 from tests.support.process import stored_event
 
@@ -283,19 +281,3 @@ def test_only_what_was_sent_and_not_clearly_answered_may_have_arrived(
         post_batches(events, post, max_bytes=30)
     assert posted == [2, 2, 2]
     assert (error.delivered, error.uncertain) == (4, uncertain)
-
-
-@pytest.mark.parametrize(
-    ("left_seconds", "patience"),
-    [(3600, math.inf), (60, math.inf), (59, 2), (30, 2), (-899, 2), (-901, math.inf), (None, math.inf)],
-)
-def test_an_open_connection_has_2_s_to_answer_a_notice_where_the_limit_is_more_than_a_sixth_of_what_is_left(
-    left_seconds: float | None, patience: float
-) -> None:
-    now = datetime.now(UTC).replace(microsecond=0)
-    at = now + timedelta(seconds=left_seconds or 0)
-    notice = stored_event(1, NotBeforeUtc=None if left_seconds is None else at.isoformat())
-    assert patience_seconds([notice], now, limit_seconds=10) == patience
-    ended = replace(notice, type="io.imdsbridge.scheduledevent.ended.v1")
-    assert patience_seconds([ended], now, limit_seconds=10) == math.inf
-    assert patience_seconds([ended, notice], now, limit_seconds=10) == patience
