@@ -112,11 +112,15 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
         return Process(parts, flow, signals, stop_seconds=config.stop_seconds).run()
 
 
-def _tests_of_programs(config: Config, role: Role) -> Callable[[], Sequence[str]]:
-    """Return what tests the programs that a process will need: those of sinks and, of a listener, of auto rules."""
+def programs_of(config: Config, role: str) -> dict[tuple[str, ...], str]:
+    """Return the programs that a process will need, of sinks and, for a listener, of auto rules, with their keys."""
     of_rules = config.approvals.programs if config.approvals and role == "listen" else ()
-    programs = [*of_rules, *filter(None, (getattr(sink, "run", ()) for sink in config.sinks.values()))]
-    if not programs:
+    of_sinks = {getattr(sink, "run", ()): f"sinks.{name}" for name, sink in config.sinks.items()}
+    return {run: key for run, key in {**dict.fromkeys(of_rules, "approvals.auto"), **of_sinks}.items() if run}
+
+
+def _tests_of_programs(config: Config, role: Role) -> Callable[[], Sequence[str]]:
+    if not (programs := programs_of(config, role)):
         return tuple
     from bridge.runtime.program import find_fault  # noqa: PLC0415 - who runs none need not load it
 

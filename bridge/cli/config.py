@@ -13,10 +13,9 @@ from bridge.config.models import Config
 from bridge.config.sinks import alternatives
 from bridge.errors import ConfigError, UsageError
 from bridge.process.parts import build_sinks, sinks_of
-from bridge.roles import approval_settings, relay_settings
+from bridge.roles import approval_settings, programs_of, relay_settings
 from bridge.runtime.program import find_fault
 from bridge.runtime.text import show
-from bridge.sinks.exec import ExecSettings
 
 # Generated from the settings.
 _SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
@@ -71,13 +70,10 @@ def _check_start(config: Config, role: str) -> None:
         UsageError: its part of the configuration is missing, or a program cannot be started.
     """
     if role == "listen":
-        programs = dict.fromkeys(approval_settings(config).programs, "approvals.auto")
-    else:
-        sinks = sinks_of(config).items()
-        programs = {sink.run: f"sinks.{name}" for name, sink in sinks if isinstance(sink, ExecSettings)}
+        approval_settings(config)
     if role == "relay":
         relay_settings(config)
-    found = ((key, find_fault(program)) for program, key in programs.items())
+    found = ((key, find_fault(program)) for program, key in programs_of(config, role).items())
     if faults := [f"{key}: {fault}" for key, fault in found if fault]:
         raise UsageError(f"{role}: {'; '.join(faults)}")
 
