@@ -280,11 +280,6 @@ def test_a_recorded_life_has_the_expected_changes(name: str) -> None:
     assert [watcher.see(each) for each in documents] == EXPECTED[name]
 
 
-def test_the_redeployment_that_a_reset_hid_ends_after_five_minutes() -> None:
-    watcher = Watcher(*recorded("degraded-hardware-and-preempt"))
-    assert watcher.see(document(1), after=GRACE_SECONDS) == [f"ended {REDEPLOY}"]
-
-
 def test_a_change_of_the_api_version_over_a_restart_is_an_update_at_most() -> None:
     def shown(version: str) -> bytes:
         return json.dumps(render_document(7, [entry(NotBefore=NOT_BEFORE)], version)).encode()
