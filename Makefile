@@ -29,8 +29,8 @@ console: $(DEMO_READY) ## show the console with 60 simulated VMs at 60 times the
 quick: $(READY) ## run the unit tests and the linters, in less than a minute
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit lint
 
-test: $(READY) ## run all tests
-	@$(BIN)/python -m pytest -n 6 --dist worksteal
+test: $(READY) ## run all tests, in a time zone other than UTC
+	@TZ=Asia/Tokyo $(BIN)/python -m pytest -n 6 --dist worksteal
 
 coverage: $(READY) ## run all tests and measure branch coverage, which takes more than twice as long
 	@$(BIN)/python -m pytest -n 6 --dist worksteal --cov --cov-report=term:skip-covered
@@ -89,6 +89,7 @@ lock: $(READY) ## choose new versions; the lock files hold versions, markers and
 	$(COMPILE) --upgrade --all-extras --group dev --output-file requirements/dev.lock pyproject.toml
 	$(COMPILE) --constraint requirements/dev.lock --extra apprise --extra console --extra websocket --output-file requirements/runtime.lock pyproject.toml
 	$(COMPILE) --constraint requirements/dev.lock --group release --output-file requirements/release.lock
+	$(COMPILE) --group go --output-file requirements/go.lock
 	$(COMPILE) --constraint requirements/dev.lock --group build --output-file requirements/build.lock
 	$(COMPILE) --constraint requirements/dev.lock --extra console --extra lab --group build --output-file requirements/demo.lock pyproject.toml
 

@@ -31,7 +31,13 @@ def test_each_reason_is_told_once_and_ci_may_lack_docker_and_dotnet_alone(
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "1", "-p", "tests.support.skips", "test_it.py"],
         cwd=tmp_path,
-        env={**os.environ, "CI": ci, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={
+            **os.environ,
+            "CI": ci,
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "TEST_SKIPPED": str(tmp_path / "skipped"),
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -40,3 +46,6 @@ def test_each_reason_is_told_once_and_ci_may_lack_docker_and_dotnet_alone(
     assert {"1  it needs Docker", "1  they need .NET"} <= {*lines}
     assert ("2  node is not installed" in lines) is (not ci)
     assert f"= {counts} in " in lines[-1]
+    names = (tmp_path / "skipped").read_text().splitlines()
+    assert len(names) == (2 if ci else 4)
+    assert "test_it.py::test_it[it needs Docker]" in names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,10 @@ DELIVERY_TRIALS = int(os.environ.get("TEST_DELIVERY_TRIALS", "2"))  # of random 
 
 
 class MovedDelivery:
-    """Delivers to `sink`, else to one in memory, as "a"; `settings` are the dispatcher's, `others` further sinks."""
+    """Delivers to `sink`, else to one in memory, as "a"; `settings` are the dispatcher's, `others` further sinks.
+
+    With `digest_seconds` a batch is one message.
+    """
 
     def __init__(
         self,
@@ -36,17 +39,19 @@ class MovedDelivery:
         holds_copies: bool = False,
         clock: MovedClock | None = None,
         sink: Sink | None = None,
+        max_age_seconds: float = 1e9,
         **settings: Any,
     ) -> None:
         self.clock = clock or MovedClock()
         self.folder = StateFolder(path)
         self.sink = MemorySink(max_batch=max_batch)
+        self.sink.is_digest = bool(digest_seconds)
         sinks = dict.fromkeys(["a", *others], (Filter(), True))
         holding: Holding | None = Gathering(digest_seconds, self.clock) if digest_seconds else None
         holding = Copies(self.clock) if holds_copies else holding
         held = {"a": holding.until} if holding else {}
         self.outbox = open_outbox(path, sinks=sinks, clock=self.clock, held=held)
-        settings = {"holding": holding, **settings}
+        settings = {"holding": holding, "max_age_seconds": max_age_seconds, **settings}
         target = sink or self.sink
         self.dispatcher = Dispatcher("a", target, outbox=self.outbox, clock=self.clock, **settings)
         self.thread = threading.Thread(target=self.dispatcher.run, daemon=True)
@@ -91,3 +96,6 @@ class MovedDelivery:
         if self.thread.ident:
             self.thread.join(LIMIT_SECONDS)
         self.outbox.close()
+
+
+MakeDelivery = Callable[..., MovedDelivery]

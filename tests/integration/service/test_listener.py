@@ -94,17 +94,6 @@ def test_a_flood_for_unknown_events_delays_others_by_less_than_their_grace(
     assert {one.delivery_count for one in bus.entity(queue).messages} <= {0, 1}
 
 
-@pytest.mark.usefixtures("small_limits")
-def test_large_commands_for_unknown_events_delay_a_valid_one_by_less_than_their_grace(
-    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
-) -> None:
-    event = reboot(imds)
-    large = [command(name, id=name, Reason="x" * 200 * 1024) for name in ids(24, "unknown")]
-    send(bus, *large, command(event, id="c"))
-    with BusRig(tmp_path, imds, bus, grace_seconds=600) as rig:
-        rig.wait_for(lambda found: "approved" in reasons(found))
-
-
 def test_the_lock_of_a_session_is_renewed_while_commands_wait(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +239,7 @@ def test_a_command_is_understood_in_every_form_of_a_client(
     assert (dead.message_id, dead.dead_letter_reason) == ("binary-other", "malformed")
 
 
-# While it rests it holds no connection; it wakes for an event, and tells a look that fails
+# While it rests it holds no connection, and it wakes for an event
 
 
 @pytest.fixture
@@ -282,27 +271,6 @@ def test_a_command_that_waits_while_it_rests_is_decided_when_its_event_appears(
         assert rig.receipts() == []
         reboot(imds, vm, event_id="E-1")
         assert rig.receipt_of("waits")["Reason"] == "approved"
-
-
-@pytest.mark.usefixtures("rest_soon")
-def test_a_look_that_fails_is_told_until_one_succeeds(
-    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with BusRig(tmp_path, imds, bus, grace_seconds=0) as rig:
-        wait_for_rest(rig, bus)
-        send(bus, command("E-1", id="c"))
-        bus.fault("unauthorized")
-        assert rig.commands.status().last_error is None
-        monkeypatch.setattr(rig.listener._bridge_events, "_heartbeat_at", 0.0)
-        wait_until(lambda: "role" in (rig.commands.status().last_error or ""))
-        bus.stop_listening()
-        bus.clear_faults()
-        wait_until(lambda: "role" not in (rig.commands.status().last_error or "role"))
-        bus.listen_again()
-        assert rig.receipt_of("c")["Reason"] == "unknown_event"
-        wait_for_rest(rig, bus)
-        assert rig.commands.status().last_error is None
-        assert reasons(rig.receipts()) == ["unknown_event"]
 
 
 # The bus fails in every way: no command is lost, the listener recovers without a restart, and it stops

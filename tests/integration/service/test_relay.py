@@ -188,7 +188,7 @@ def test_a_bus_that_goes_away_is_used_again_once_it_is_back(
         assert sum(text in message for message in caplog.messages) == 2
 
 
-# Locks and the stop
+# Locks
 
 
 @pytest.mark.parametrize(
@@ -206,23 +206,6 @@ def test_a_lock_is_renewed_halfway_within_bounds_as_the_clock_may_be_wrong(
     until = None if left_seconds is None else datetime.now(UTC) + timedelta(seconds=left_seconds)
     connection.add(message, until)
     assert connection.unsettled[message] - clock.monotonic() == pytest.approx(after_seconds, abs=1)
-
-
-def test_at_the_stop_committed_messages_are_settled_and_the_others_released(
-    tmp_path: Path, bus: ServiceBusLab, sender: Sender
-) -> None:
-    rig = RelayRig(tmp_path, bus)
-    expected = names(600)
-    for count in (1, 150, 400):
-        with rig:
-            sender.send(*map(event_message, expected[:200]))
-            del expected[:200]
-            rig.sinks[0].wait_for(count)
-        wait_until(lambda: subscription(bus).counts.locked == 0)  # the release is not awaited
-        assert subscription(bus).counts.completed == len(rig.sinks[0].received)
-    with rig:
-        rig.wait_until_settled()
-    assert sorted(rig.sinks[0].ids()) == names(600)
 
 
 # Configuration, check and status

@@ -169,7 +169,7 @@ def test_an_entity_with_partitions_gets_61_events_of_a_document_at_once_over_one
     bus: ServiceBusLab, connect: Connect, tmp_path: Path, entity: dict[str, str]
 ) -> None:
     sink = connect(**entity)
-    delivery = MovedDelivery(tmp_path, sink=sink, max_age_seconds=math.inf)
+    delivery = MovedDelivery(tmp_path, sink=sink)
     events = [event(number, correlationid=f"E{number % 30}") for number in range(61)]
     with closing(delivery):
         delivery.outbox.commit(events)

@@ -12,7 +12,7 @@ import pytest
 from bridge.imds.diff import Watch
 from bridge.imds.document import Document, ScheduledEvent, fold_name, is_among, names, parse_document
 from bridge.lab.imds import EVENT_VERSIONS, render_document
-from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry
+from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, body, document, entry
 from tests.support.only import only
 
 INSTANT = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
@@ -206,14 +206,3 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("one", "other"), [*SAME, *DIFFERENT], ids=repr)
 def test_spelling_does_not_change_the_content(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert (event(**one).content == event(**other).content) is ((one, other) in SAME)
-
-
-# What is saved
-
-
-def test_a_watch_is_the_same_after_it_was_written_and_read() -> None:
-    watcher = Watcher(document(9, entry(), entry(SECOND)))
-    watcher.see(document(1, entry(SECOND, "Started"), "strange"))
-    assert watcher.watch.missing
-    assert Watch.load(watcher.watch.dump()) == watcher.watch
-    assert Watch.load(None) == Watch() == Watch.load(Watch().dump())

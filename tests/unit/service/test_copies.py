@@ -27,7 +27,7 @@ COPY: dict[str, Any] = {"AffectsThisVm": False}
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MovedDelivery]:
     """Yield a delivery whose copies wait for half of the longest time; what was there at its start is sent."""
     monkeypatch.setattr(random, "random", lambda: 0.5)
-    with closing(MovedDelivery(tmp_path, max_batch=100, max_age_seconds=1e9, holds_copies=True)) as made:
+    with closing(MovedDelivery(tmp_path, max_batch=100, holds_copies=True)) as made:
         made.deliver()
         yield made
 
@@ -154,7 +154,7 @@ def test_a_stop_sends_what_is_held(rig: MovedDelivery) -> None:
 
 
 def test_after_a_restart_everything_is_due(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"max_batch": 100, "max_age_seconds": 1e9, "holds_copies": True}
+    settings: dict[str, Any] = {"max_batch": 100, "holds_copies": True}
     with closing(MovedDelivery(tmp_path, **settings)) as rig:
         rig.deliver()
         copy(rig, "held")

@@ -57,7 +57,7 @@ class World:
         self._start(path / "0", clock=None)
 
     def _start(self, path: Path, *, clock: MovedClock | None) -> None:
-        self.rig = MovedDelivery(path, max_age_seconds=1e9, clock=clock, **self._settings)
+        self.rig = MovedDelivery(path, clock=clock, **self._settings)
         self.rig.sink.is_digest = self._is_digest
         self.rig.sink.refuse = self._note
         send = self.rig.sink.send
@@ -358,7 +358,7 @@ class Life:
 
     def start(self, path: Path) -> None:
         settings = {"digest_seconds": 30.0} if self.is_digest else {"max_batch": self._chance.choice((1, 7))}
-        self.rig = MovedDelivery(path, clock=self.clock, max_age_seconds=1e9, others=["b"], **settings)
+        self.rig = MovedDelivery(path, clock=self.clock, others=["b"], **settings)
         self.rig.sink.is_digest = self.is_digest
         self.rig.sink.refuse = self._answer
         self._counted = 0

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
 from bridge.delivery.holding import HELD_EVENTS
-from bridge.errors import DeliveryError, Rejected, Unavailable
+from bridge.errors import Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.outbox.rows import READ_BYTES
 from bridge.runtime.time import iso_utc
-from tests.support.moved_delivery import MovedDelivery
+from tests.support.moved_delivery import MakeDelivery, MovedDelivery
 from tests.support.outbox import TYPE, event, failing_disk
 
 DIGEST_SECONDS = 300.0
@@ -24,24 +22,12 @@ STARTED = "io.imdsbridge.scheduledevent.started.v1"
 COMPLETED = "io.imdsbridge.scheduledevent.completed.v1"
 APPROVAL = "io.imdsbridge.approval."
 LATER: dict[str, Any] = {"EventStatus": "Started", "PreviousStatus": "Scheduled"}
-Make = Callable[..., MovedDelivery]
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Make deliveries that gather, and whose jitter always draws the longest wait."""
-    monkeypatch.setattr(random, "random", lambda: 1.0)
-    with ExitStack() as stack:
-
-        def build(*failures: DeliveryError, **settings: Any) -> MovedDelivery:
-            given = {"max_age_seconds": 3600.0, "digest_seconds": DIGEST_SECONDS, **settings}
-            rig = MovedDelivery(tmp_path / str(len(list(tmp_path.iterdir()))), **given)
-            rig.sink.failures.extend(failures)
-            rig.sink.is_digest = True
-            stack.callback(rig.close)
-            return rig
-
-        yield build
+def make(make: MakeDelivery) -> MakeDelivery:
+    """Make deliveries that gather."""
+    return partial(make, max_age_seconds=3600.0, digest_seconds=DIGEST_SECONDS)
 
 
 def notice(rig: MovedDelivery, name: str, *, seconds: float, type_: str = TYPE) -> None:
@@ -57,7 +43,7 @@ def run(rig: MovedDelivery, seconds: float) -> None:
     rig.clock.advance(max(0.0, until - rig.clock.monotonic()))
 
 
-def gathering(make: Make, **settings: Any) -> MovedDelivery:
+def gathering(make: MakeDelivery, **settings: Any) -> MovedDelivery:
     """Make a delivery that has sent a first event, and has another that gathers."""
     rig = make(**settings)
     rig.commit("first", **LATER)
@@ -69,7 +55,7 @@ def gathering(make: Make, **settings: Any) -> MovedDelivery:
 
 
 @pytest.fixture
-def rig(make: Make) -> MovedDelivery:
+def rig(make: MakeDelivery) -> MovedDelivery:
     return gathering(make)
 
 
@@ -77,7 +63,7 @@ def rig(make: Make) -> MovedDelivery:
 
 
 def test_the_first_event_goes_out_at_once_the_next_after_30_s_and_then_every_digest_seconds(
-    make: Make,
+    make: MakeDelivery,
 ) -> None:
     rig = make()
     began_at = rig.clock.monotonic()
@@ -98,7 +84,7 @@ def test_the_first_event_goes_out_at_once_the_next_after_30_s_and_then_every_dig
     assert rig.received() == [f"e{number}" for number in range(140)]
 
 
-def test_after_a_quiet_time_an_event_is_a_first_one_again(make: Make) -> None:
+def test_after_a_quiet_time_an_event_is_a_first_one_again(make: MakeDelivery) -> None:
     rig = make()
     for name in ("1", "2", "3"):
         rig.commit(name, **LATER)
@@ -115,7 +101,7 @@ def test_after_a_quiet_time_an_event_is_a_first_one_again(make: Make) -> None:
     assert rig.sink.batches[4:] == [["5"]]
 
 
-def test_without_digest_seconds_each_event_is_a_message(make: Make) -> None:
+def test_without_digest_seconds_each_event_is_a_message(make: MakeDelivery) -> None:
     rig = make(digest_seconds=0.0)
     rig.commit("1", "2", "3", **LATER)
     assert rig.deliver() == []
@@ -195,14 +181,14 @@ def test_while_the_state_cannot_be_written_nothing_gathers(rig: MovedDelivery) -
         assert rig.sink.batches[1:] == [["gathers", "memory"]]
 
 
-def test_after_a_restart_what_gathered_goes_out_at_once(make: Make) -> None:
+def test_after_a_restart_what_gathered_goes_out_at_once(make: MakeDelivery) -> None:
     rig = make(max_age_seconds=3600.0)
     rig.commit("first", **LATER)
     rig.deliver()
     rig.commit("1", "2", **LATER)
     rig.deliver(seconds=1)
     rig.outbox.close()
-    again = MovedDelivery(rig.folder.path, max_age_seconds=3600.0, digest_seconds=DIGEST_SECONDS)
+    again = MovedDelivery(rig.folder.path, digest_seconds=DIGEST_SECONDS)
     assert again.deliver() == []
     assert again.sink.batches == [["1", "2"]]
     again.close()
@@ -230,7 +216,7 @@ def event_of(name: str, *, size: int = 0) -> StoredEvent:
 # --- what the status and the alerts show ---
 
 
-def test_what_only_gathers_does_not_wait(make: Make) -> None:
+def test_what_only_gathers_does_not_wait(make: MakeDelivery) -> None:
     rig = gathering(make, digest_seconds=1000.0)
     run(rig, 29)
     for number in range(5):
@@ -256,7 +242,7 @@ def test_what_is_due_and_cannot_be_sent_waits_since_it_was_due(rig: MovedDeliver
 
 
 def test_a_refused_digest_is_sent_again_in_parts_and_dead_letters_are_single_events(
-    make: Make, caplog: pytest.LogCaptureFixture
+    make: MakeDelivery, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = gathering(make, max_per_second=4)
     rig.sink.refuse = lambda one: Rejected("too large", status=413) if one.id == "bad" else None
@@ -301,7 +287,7 @@ def test_an_event_that_keeps_failing_holds_a_digest_back_for_seconds_and_then_on
     assert len(rig.received()) == len({*rig.received()}) == 63
 
 
-def test_what_is_too_old_becomes_a_dead_letter_of_one_event(make: Make) -> None:
+def test_what_is_too_old_becomes_a_dead_letter_of_one_event(make: MakeDelivery) -> None:
     rig = gathering(make, max_age_seconds=600.0)
     rig.sink.refuse = lambda _: Unavailable("no", status=503)
     rig.commit("1", "2", **LATER)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -26,32 +25,15 @@ from bridge.runtime.threads import start_thread
 from bridge.runtime.time import iso_utc
 from tests.support.clock import MovedClock
 from tests.support.memory_sink import MemorySink
-from tests.support.moved_delivery import MovedDelivery
+from tests.support.moved_delivery import MakeDelivery, MovedDelivery
 from tests.support.outbox import OTHER_TYPE, TYPE, open_outbox, retry_dead_letters
 from tests.support.process import LIMIT_SECONDS, wait_until
 
 FOREVER = 1e9
-Make = Callable[..., MovedDelivery]
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Make deliveries whose jitter always draws the longest wait."""
-    monkeypatch.setattr(random, "random", lambda: 1.0)
-    with ExitStack() as stack:
-
-        def build(*failures: DeliveryError, max_batch: int = 1, **settings: Any) -> MovedDelivery:
-            folder = tmp_path / str(len(list(tmp_path.iterdir())))
-            rig = MovedDelivery(folder, max_batch=max_batch, **{"max_age_seconds": FOREVER, **settings})
-            rig.sink.failures.extend(failures)
-            stack.callback(rig.close)
-            return rig
-
-        yield build
-
-
-@pytest.fixture
-def rig(make: Make) -> MovedDelivery:
+def rig(make: MakeDelivery) -> MovedDelivery:
     """Return a delivery that has not failed."""
     return make()
 
@@ -106,7 +88,7 @@ def test_while_a_young_notice_or_receipt_waits_retries_are_at_most_two_seconds_a
     assert sorted(rig.received()) == ["other", "urgent"]
 
 
-def test_a_notice_that_comes_during_a_long_wait_is_tried_within_two_seconds(make: Make) -> None:
+def test_a_notice_that_comes_during_a_long_wait_is_tried_within_two_seconds(make: MakeDelivery) -> None:
     rig = make(*(unavailable(status=None, is_unreached=True) for _ in range(20)))
     rig.commit("1", type_=OTHER_TYPE)
     rig.deliver(seconds=300)
@@ -117,7 +99,7 @@ def test_a_notice_that_comes_during_a_long_wait_is_tried_within_two_seconds(make
     assert rig.received() == ["1", "urgent"] or rig.received() == ["urgent", "1"]
 
 
-def test_a_receiver_that_asks_for_time_gets_it_while_the_process_stops(make: Make) -> None:
+def test_a_receiver_that_asks_for_time_gets_it_while_the_process_stops(make: MakeDelivery) -> None:
     rig = make(
         unavailable(status=429, retry_after_seconds=60), unavailable(status=503, retry_after_seconds=40)
     )
@@ -130,7 +112,7 @@ def test_a_receiver_that_asks_for_time_gets_it_while_the_process_stops(make: Mak
     assert rig.received() == ["1"]
 
 
-def test_the_status_shows_the_next_try_as_long_as_something_fails(make: Make) -> None:
+def test_the_status_shows_the_next_try_as_long_as_something_fails(make: MakeDelivery) -> None:
     rig = make(*(unavailable(status=None) for _ in range(3)))
     rig.commit("1", type_=OTHER_TYPE)
     assert rig.dispatcher.status().next_retry_at is None
@@ -141,7 +123,7 @@ def test_the_status_shows_the_next_try_as_long_as_something_fails(make: Make) ->
     assert rig.dispatcher.status().next_retry_at is None
 
 
-def test_what_will_never_be_accepted_is_dead_lettered_and_the_next_goes_on(make: Make) -> None:
+def test_what_will_never_be_accepted_is_dead_lettered_and_the_next_goes_on(make: MakeDelivery) -> None:
     rig = make(Rejected("https://x answered 422: no such channel", status=422))
     rig.commit("1", "2", subject="s")
     assert rig.deliver() == []
@@ -156,11 +138,11 @@ def test_what_will_never_be_accepted_is_dead_lettered_and_the_next_goes_on(make:
 def test_a_conflict_about_an_event_that_an_earlier_process_sent_means_that_it_was_delivered(
     tmp_path: Path, uncertain: int, is_delivered: bool
 ) -> None:
-    with closing(MovedDelivery(tmp_path, max_age_seconds=FOREVER)) as rig:
+    with closing(MovedDelivery(tmp_path)) as rig:
         rig.sink.failures.append(unavailable(status=None, uncertain=uncertain))
         rig.commit("1")
         rig.deliver(seconds=0)
-    with closing(MovedDelivery(tmp_path, max_age_seconds=FOREVER)) as rig:
+    with closing(MovedDelivery(tmp_path)) as rig:
         rig.sink.failures.append(Rejected("https://x answered 409", status=409))
         rig.deliver()
         assert rig.dead() == ([] if is_delivered else [("1", "rejected", "https://x answered 409")])
@@ -168,7 +150,7 @@ def test_a_conflict_about_an_event_that_an_earlier_process_sent_means_that_it_wa
 
 
 def test_an_event_that_was_being_sent_when_the_process_was_killed_may_have_arrived(tmp_path: Path) -> None:
-    with closing(MovedDelivery(tmp_path / "state", max_age_seconds=FOREVER)) as rig:
+    with closing(MovedDelivery(tmp_path / "state")) as rig:
 
         def copy(_: StoredEvent) -> None:
             shutil.copytree(tmp_path / "state", tmp_path / "killed")
@@ -176,7 +158,7 @@ def test_an_event_that_was_being_sent_when_the_process_was_killed_may_have_arriv
         rig.sink.refuse = copy
         rig.commit("1")
         rig.deliver()
-    with closing(MovedDelivery(tmp_path / "killed", max_age_seconds=FOREVER)) as rig:
+    with closing(MovedDelivery(tmp_path / "killed")) as rig:
         rig.sink.failures.append(Rejected("https://x answered 409", status=409))
         rig.deliver()
         assert (rig.dead(), rig.outbox.backlog("a")) == ([], (0, None))
@@ -190,7 +172,7 @@ def test_after_a_restart_all_is_due_and_then_the_pauses_go_on_whatever_the_clock
     tries = 8
     for wall in (rig.clock.wall(), rig.clock.wall() - 86400):
         clock = MovedClock(wall)
-        with closing(MovedDelivery(rig.folder.path, clock=clock, max_age_seconds=FOREVER)) as again:
+        with closing(MovedDelivery(rig.folder.path, clock=clock)) as again:
             again.sink.refuse = lambda _: unavailable()
             status = again.dispatcher.status()
             assert (status.state, status.failures) == ("retrying", tries)
@@ -210,7 +192,7 @@ def test_after_a_restart_all_is_due_and_then_the_pauses_go_on_whatever_the_clock
     ids=["none may have", "one may have", "two may have", "one may have, and has clearly failed since"],
 )
 def test_a_conflict_about_an_event_that_may_have_arrived_means_that_it_was_delivered(
-    make: Make, failures: list[dict[str, Any]], dead: list[str]
+    make: MakeDelivery, failures: list[dict[str, Any]], dead: list[str]
 ) -> None:
     rig = make(*(unavailable(**{"status": None, **failure}) for failure in failures), max_batch=3)
     rig.sink.failures.extend(Rejected("no", status=409) for _ in range(3))
@@ -219,14 +201,14 @@ def test_a_conflict_about_an_event_that_may_have_arrived_means_that_it_was_deliv
     assert [name for name, *_ in rig.dead()] == dead
 
 
-def test_a_sink_that_answers_with_a_refusal_counts_as_reachable(make: Make) -> None:
+def test_a_sink_that_answers_with_a_refusal_counts_as_reachable(make: MakeDelivery) -> None:
     rig = make(unavailable(), Rejected("400"))
     rig.commit("1")
     assert rig.deliver() == [0.5]
     assert (rig.dispatcher.status().state, rig.dispatcher.status().failures) == ("rejecting", 0)
 
 
-def test_a_batch_that_is_accepted_in_part_goes_on_behind_that_part(make: Make) -> None:
+def test_a_batch_that_is_accepted_in_part_goes_on_behind_that_part(make: MakeDelivery) -> None:
     rig = make(Unavailable("2 of 4", delivered=2), Rejected("refused"), max_batch=4)
     rig.commit("1", "2", "3", "4", "5", "6")
     assert rig.deliver() == [0.5]
@@ -235,7 +217,7 @@ def test_a_batch_that_is_accepted_in_part_goes_on_behind_that_part(make: Make) -
 
 
 def test_wrong_credentials_are_logged_as_an_error_and_read_again_before_the_next_try(
-    make: Make, caplog: pytest.LogCaptureFixture
+    make: MakeDelivery, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make(Unavailable("503"), Misconfigured("401"), Misconfigured("401"))
     rig.commit("1", "2", subject="s")
@@ -247,7 +229,7 @@ def test_wrong_credentials_are_logged_as_an_error_and_read_again_before_the_next
 
 
 def test_a_receiver_that_is_gone_gets_no_more_events_and_none_is_lost(
-    make: Make, caplog: pytest.LogCaptureFixture
+    make: MakeDelivery, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make(Gone("410"))
     rig.commit("1", "2")
@@ -285,7 +267,7 @@ def test_an_event_that_fails_holds_back_no_event_of_another_subject(rig: MovedDe
 
 @pytest.mark.parametrize("status", [500, None])
 def test_an_event_that_keeps_failing_is_retried_until_it_is_too_old_and_delays_no_other(
-    make: Make, status: int | None
+    make: MakeDelivery, status: int | None
 ) -> None:
     rig = make(max_age_seconds=3600.0)
     rig.sink.refuse = poison("bad", status=status)
@@ -303,7 +285,7 @@ def test_an_event_that_keeps_failing_is_retried_until_it_is_too_old_and_delays_n
 
 @pytest.mark.parametrize(("max_batch", "status", "within"), [(1, 500, 0.5), (100, 500, 0.5), (1, None, 2.0)])
 def test_a_notice_that_comes_while_another_event_fails_is_sent_within_half_a_second_or_two_if_it_hangs(
-    make: Make, max_batch: int, status: int | None, within: float
+    make: MakeDelivery, max_batch: int, status: int | None, within: float
 ) -> None:
     rig = make(max_batch=max_batch)
     rig.sink.refuse = poison("bad", status=status)
@@ -319,7 +301,7 @@ def test_a_notice_that_comes_while_another_event_fails_is_sent_within_half_a_sec
 
 @pytest.mark.parametrize("max_batch", [1, 100])
 def test_an_outage_without_answers_costs_few_requests_however_many_notices_wait(
-    make: Make, max_batch: int
+    make: MakeDelivery, max_batch: int
 ) -> None:
     rig = make(max_batch=max_batch)
     rig.sink.refuse = lambda _: unavailable(status=None)
@@ -345,7 +327,7 @@ def test_after_an_outage_everything_is_delivered_at_once(
     assert rig.received() == names if is_unreached else sorted(rig.received()) == sorted(names)
 
 
-def test_a_page_that_was_read_before_an_operator_dropped_what_waits_is_read_again(make: Make) -> None:
+def test_a_page_that_was_read_before_an_operator_dropped_what_waits_is_read_again(make: MakeDelivery) -> None:
     rig = make(unavailable(status=None, is_unreached=True))
     rig.commit("1", "2")
     rig.deliver(seconds=0.1)
@@ -363,7 +345,7 @@ def test_a_page_that_was_read_before_an_operator_dropped_what_waits_is_read_agai
     ("errors", "more"), [([], ""), ([Unavailable("503")], "; the last error: 503")], ids=["untried", "tried"]
 )
 def test_what_waited_too_long_is_dead_lettered_as_expired_with_the_last_error_of_the_receiver(
-    make: Make, errors: list[DeliveryError], more: str
+    make: MakeDelivery, errors: list[DeliveryError], more: str
 ) -> None:
     rig = make(*errors, max_age_seconds=10.0)
     rig.commit("old", "older than it looks")
@@ -377,7 +359,7 @@ def test_what_waited_too_long_is_dead_lettered_as_expired_with_the_last_error_of
 
 
 def test_an_outage_is_logged_once_and_then_every_ten_minutes(
-    make: Make, caplog: pytest.LogCaptureFixture
+    make: MakeDelivery, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make(*(Unavailable(f"failure {number}") for number in range(36)))
     rig.commit("1", type_=OTHER_TYPE)
@@ -388,7 +370,7 @@ def test_an_outage_is_logged_once_and_then_every_ten_minutes(
     assert "delivering again" in caplog.text
 
 
-def test_the_status_shows_how_a_sink_is(make: Make) -> None:
+def test_the_status_shows_how_a_sink_is(make: MakeDelivery) -> None:
     rig = make(Unavailable("503"))
     rig.commit("1", "2")
     rig.clock.advance(7)
@@ -436,7 +418,7 @@ def retry_all(rig: MovedDelivery) -> None:
 
 
 def test_dead_letters_are_sent_again_and_one_that_is_refused_again_stays_with_the_new_reason(
-    make: Make,
+    make: MakeDelivery,
 ) -> None:
     rig = make(Rejected("400"), Rejected("400"))
     rig.commit("1", "2")
@@ -453,7 +435,7 @@ def test_dead_letters_are_sent_again_and_one_that_is_refused_again_stays_with_th
 # --- beside others, and at the end ---
 
 
-def test_a_sink_that_hangs_holds_up_no_other(make: Make) -> None:
+def test_a_sink_that_hangs_holds_up_no_other(make: MakeDelivery) -> None:
     rig = make(others=["hangs"])
     hanging, let_go = MemorySink(), threading.Event()
 
@@ -485,7 +467,7 @@ def test_an_event_that_is_committed_just_before_a_wait_ends_it(
     assert seen[0] < rig.outbox.changes
 
 
-def test_a_running_dispatcher_notices_the_stop_while_it_waits(make: Make) -> None:
+def test_a_running_dispatcher_notices_the_stop_while_it_waits(make: MakeDelivery) -> None:
     rig = make(*(unavailable(status=None) for _ in range(12)))
     rig.commit("1", type_=OTHER_TYPE)
     rig.deliver(seconds=200)
@@ -526,7 +508,7 @@ def test_an_event_that_is_committed_while_the_last_step_ends_is_delivered_at_the
 
 @pytest.mark.parametrize(("max_batch", "waits"), [(1, [0.25, 0.25]), (2, [0.25])])
 def test_a_rate_limit_lets_time_pass_between_requests_but_not_before_the_first(
-    make: Make, max_batch: int, waits: list[float]
+    make: MakeDelivery, max_batch: int, waits: list[float]
 ) -> None:
     rig = make(max_batch=max_batch, max_per_second=4)
     rig.commit("1", "2", "3")
@@ -535,7 +517,7 @@ def test_a_rate_limit_lets_time_pass_between_requests_but_not_before_the_first(
 
 
 def test_a_rate_limit_is_waited_for_without_work_while_events_come(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: MakeDelivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make(max_per_second=20)
     monkeypatch.setattr(rig.clock, "monotonic", time.monotonic)
@@ -556,7 +538,7 @@ def test_a_rate_limit_is_waited_for_without_work_while_events_come(
     assert steps < 20
 
 
-def test_a_rate_limit_holds_for_an_event_that_is_retried_on_its_own(make: Make) -> None:
+def test_a_rate_limit_holds_for_an_event_that_is_retried_on_its_own(make: MakeDelivery) -> None:
     rig = make(max_per_second=1)
     rig.commit("bad", type_=OTHER_TYPE)
     rig.commit(*map(str, range(10)))
@@ -586,7 +568,7 @@ def test_several_events_that_fail_at_different_times_do_not_put_off_that_secrets
     assert rig.sink.calls.count("reload") >= 2
 
 
-def test_a_misconfigured_sink_with_nothing_to_send_is_not_reloaded(make: Make) -> None:
+def test_a_misconfigured_sink_with_nothing_to_send_is_not_reloaded(make: MakeDelivery) -> None:
     rig = make(Misconfigured("401"), max_age_seconds=100.0)
     rig.commit("1")
     rig.dispatcher.step()  # fails
@@ -598,7 +580,7 @@ def test_a_misconfigured_sink_with_nothing_to_send_is_not_reloaded(make: Make) -
     assert rig.sink.calls == ["send"]
 
 
-def test_a_failure_that_nothing_waits_for_any_more_causes_no_work(make: Make) -> None:
+def test_a_failure_that_nothing_waits_for_any_more_causes_no_work(make: MakeDelivery) -> None:
     rig = make(unavailable(status=None))
     rig.commit("1", type_=OTHER_TYPE)
     rig.dispatcher.step()  # fails, and then an operator drops it
@@ -608,7 +590,7 @@ def test_a_failure_that_nothing_waits_for_any_more_causes_no_work(make: Make) ->
     assert rig.dispatcher.step() == NOTHING_WAITS
 
 
-def test_a_jump_of_the_wall_clock_expires_nothing(make: Make) -> None:
+def test_a_jump_of_the_wall_clock_expires_nothing(make: MakeDelivery) -> None:
     rig = make(unavailable(), max_age_seconds=100.0)
     rig.commit("1")
     rig.dispatcher.step()
@@ -660,7 +642,7 @@ def passed(rig: MovedDelivery, until: Callable[[], bool], *, most: float = 1e5) 
 
 @pytest.mark.parametrize("behind", [0, 1])
 def test_a_poison_event_is_blamed_also_where_others_of_its_key_are_behind_it(
-    make: Make, monkeypatch: pytest.MonkeyPatch, behind: int
+    make: MakeDelivery, monkeypatch: pytest.MonkeyPatch, behind: int
 ) -> None:
     rig = make(max_batch=64)
     rig.sink.refuse = poison("bad")
@@ -683,7 +665,7 @@ def test_a_poison_event_is_blamed_also_where_others_of_its_key_are_behind_it(
     assert passed(rig, lambda: rig.outbox.backlog("a")[0] == 1 + behind) < 5
 
 
-def test_what_is_moved_before_the_head_of_its_key_is_the_head(make: Make) -> None:
+def test_what_is_moved_before_the_head_of_its_key_is_the_head(make: MakeDelivery) -> None:
     rig = make(others=["old"])
     rig.commit("1", subject="s")
     rig.outbox.acknowledge("a", rig.outbox.pending("a", 9))
@@ -713,7 +695,7 @@ def test_a_notice_does_not_wait_for_the_retry_of_an_older_one_of_its_key(
     assert passed(rig, lambda: "started" in rig.received()) <= 2
 
 
-def test_what_was_learned_of_events_does_not_outlast_them(make: Make) -> None:
+def test_what_was_learned_of_events_does_not_outlast_them(make: MakeDelivery) -> None:
     rig = make(unavailable(status=500), max_batch=10)
     rig.commit(*"abcd", type_=OTHER_TYPE)
     rig.deliver()
@@ -725,7 +707,7 @@ def test_what_was_learned_of_events_does_not_outlast_them(make: Make) -> None:
     assert passed(rig, lambda: "notice" in rig.received()) <= 2
 
 
-def test_one_failed_batch_does_not_turn_an_outage_into_many_poison_events(make: Make) -> None:
+def test_one_failed_batch_does_not_turn_an_outage_into_many_poison_events(make: MakeDelivery) -> None:
     rig = make(unavailable(status=500), max_batch=16)
     rig.commit(*map(str, range(200)), type_=OTHER_TYPE)
     passed(rig, lambda: bool(rig.received()))
@@ -763,7 +745,7 @@ def test_a_dead_letter_that_is_sent_again_makes_no_notice_of_its_event_less_urge
     assert rig.received()[0] == "new"
 
 
-def test_what_is_too_old_is_dead_lettered_many_at_a_time(make: Make) -> None:
+def test_what_is_too_old_is_dead_lettered_many_at_a_time(make: MakeDelivery) -> None:
     rig = make(max_age_seconds=3600.0)
     rig.commit(*map(str, range(300)), type_=OTHER_TYPE)
     rig.clock.advance(3601)
@@ -776,7 +758,9 @@ def test_what_is_too_old_is_dead_lettered_many_at_a_time(make: Make) -> None:
     assert len(rig.dead()) == 300
 
 
-def test_an_event_that_keeps_failing_is_not_shown_as_held_and_ends_no_pause_of_a_digest(make: Make) -> None:
+def test_an_event_that_keeps_failing_is_not_shown_as_held_and_ends_no_pause_of_a_digest(
+    make: MakeDelivery,
+) -> None:
     copies = make(holds_copies=True)
     copies.sink.refuse = poison("bad")
     copies.commit("bad", NotBeforeUtc=in_seconds(copies, 600))
@@ -798,7 +782,9 @@ def test_an_event_that_keeps_failing_is_not_shown_as_held_and_ends_no_pause_of_a
     assert sent[-1] - sent[59] <= 3
 
 
-def test_a_sink_that_has_learned_to_take_one_at_a_time_is_sent_the_most_urgent_next(make: Make) -> None:
+def test_a_sink_that_has_learned_to_take_one_at_a_time_is_sent_the_most_urgent_next(
+    make: MakeDelivery,
+) -> None:
     rig = make(max_batch=64)
     rig.sink.max_batch = 1
     rig.commit(*map(str, range(9)), type_=OTHER_TYPE)
@@ -841,11 +827,11 @@ def test_notices_are_told_at_once_after_an_outage_that_comes_twice(
 
 
 def test_what_failed_before_a_restart_is_told_at_once_after_it(tmp_path: Path) -> None:
-    with closing(MovedDelivery(tmp_path, max_age_seconds=FOREVER)) as rig:
+    with closing(MovedDelivery(tmp_path)) as rig:
         rig.sink.refuse = lambda _: unavailable(status=None)
         rig.commit("notice", "other", NotBeforeUtc=in_seconds(rig, 900))
         rig.deliver(seconds=100)
-    with closing(MovedDelivery(tmp_path, clock=rig.clock, max_age_seconds=FOREVER)) as again:
+    with closing(MovedDelivery(tmp_path, clock=rig.clock)) as again:
         assert again.deliver() == []
         assert sorted(again.received()) == ["notice", "other"]
 
