@@ -63,7 +63,7 @@ def load(path: Path | None, environ: Mapping[str, str], *, with_tables: bool = T
     from_environment = _override(given, environ)
     if not with_tables:
         given = {key: value for key, value in given.items() if not isinstance(value, dict)}
-    _find_secrets(given, path or DEFAULT_PATH)
+    _find_secrets(given, path or DEFAULT_PATH, environ.get("CREDENTIALS_DIRECTORY", ""))
     expected = "expected IMDS_BRIDGE__SECTION__KEY with two underscores, such as IMDS_BRIDGE__SINKS__OPS__URL"
     faults = [f"the environment variable {name}: {expected}" for name in environ if _SINGLE.match(name)]
     parts: dict[str, Any] = {"sinks": _load_sinks(given.pop("sinks", {}), faults)}
@@ -119,18 +119,20 @@ def _override(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, st
     return variables
 
 
-def _find_secrets(table: dict[str, Any], config: Path) -> None:
+def _find_secrets(table: dict[str, Any], config: Path, credentials: str) -> None:
     """Write the full path of each file in the folder of secrets, which may be named without its path.
 
-    A systemd unit gets a copy of each as `secrets_NAME`, beside the copy of its configuration.
+    A systemd unit gets a copy of each as `secrets_NAME`, beside the copy of its configuration; what a drop-in loads
+    is NAME in the folder of its credentials.
     """
     for key, value in table.items():
         if isinstance(value, dict):
-            _find_secrets(value, config)
+            _find_secrets(value, config, credentials)
         elif key.endswith("_file") and isinstance(value, str) and Path(value).parent.name in ("", "secrets"):
             name = Path(value).name
             copies = [config.parent / f"secrets_{name}", config.with_suffix(".secrets") / name]
-            places = [Path(value), *copies, config.parent / "secrets" / name]
+            loaded = [Path(credentials, name)] if credentials else []
+            places = [Path(value), *loaded, *copies, config.parent / "secrets" / name]
             with suppress(ValueError):  # a null byte, which the setting's type refuses
                 table[key] = str(next((place for place in places if os.access(place, os.R_OK)), value))
 
