@@ -185,7 +185,7 @@ def find_unreadable(config: Config, role: str) -> Iterator[Path]:
     if not is_its_own or not (units / f"imds-bridge-{role}.service").exists():
         return
     drop_ins = [path for name in ("", role) for path in units.glob(f"imds-bridge-{name}.service.d/*.conf")]
-    added = "".join(path.read_text() for path in drop_ins)
+    added = "".join(path.read_text("utf-8", "replace") for path in drop_ins)
     for file in dict.fromkeys(_named_files(config.model_dump())):
         loaded = re.search(rf"LoadCredential\w*\s*=\s*{re.escape(file.name)}\b", added)
         is_copied = loaded or (etc / f"{role}.secrets" / file.name).exists()

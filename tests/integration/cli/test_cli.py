@@ -170,6 +170,25 @@ def test_a_closed_output_pipe_is_not_an_error(cli: Cli) -> None:
     assert b"Exception" not in errors
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "iso8859-5"])
+@pytest.mark.parametrize(
+    "command", ["outbox list --dead", "outbox list --json", "explain three", "render", "status"]
+)
+def test_a_receivers_answer_in_another_alphabet_is_shown_with_any_encoding(
+    cli: Cli, command: str, encoding: str
+) -> None:
+    text = "отказано \u6771 \u20ac"
+    cli.sinks(ops={"kind": "webhook", "url": "http://127.0.0.1:9"}, other={"kind": "stdout"})
+    cli.fill(text)
+    given = environment({"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
+    arguments = [*COMMAND, *command.split(), "--config", str(cli.config)]
+    done = subprocess.run(arguments, env=given, capture_output=True, check=False)
+    assert done.returncode != 1, done.stderr
+    assert b"Traceback" not in done.stderr
+    if command == "outbox list --dead":
+        assert text.encode(encoding, "backslashreplace") in done.stdout
+
+
 def test_an_unexpected_error_is_shown_without_secrets_and_control_characters(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
