@@ -88,8 +88,10 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         fault = f"cannot be read: expected UTF-8 text{hint_of_encoding(error)}"
         raise ConfigError(str(path), [fault]) from None
+    except PermissionError:
+        raise ConfigError(str(path), ["this user may not read it; use sudo, or another file"]) from None
     except OSError as error:
-        raise ConfigError(str(path), [f"cannot be read: {error}"]) from None
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror}"]) from None
     except tomllib.TOMLDecodeError as error:
         hint = next((hint for sign, hint in _TOML_HINTS.items() if sign in str(error)), "")
         raise ConfigError(str(path), [f"is not valid TOML: {error}{hint}"]) from None

@@ -259,6 +259,7 @@ def test_a_wrong_configuration_is_an_error_of_the_journal_and_starts_once_it_is_
     machine.do(f"cp -p {CONFIG} /srv/right.toml && echo '[nonsense]' >> {CONFIG}")
     assert machine.try_to_do("systemctl restart imds-bridge-forward").returncode
     wait_until(lambda: "nonsense" in errors(machine, "forward"))
+    assert "/etc/imds-bridge/forward.toml: 1 error" in errors(machine, "forward")
     wait_until(lambda: "does not run (auto-restart)" in machine.try_to_do("imds-bridge status").stdout)
     machine.do(f"cp -p /srv/right.toml {CONFIG}")
     machine.wait_until_active("forward")
