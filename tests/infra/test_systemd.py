@@ -473,5 +473,5 @@ def test_cloud_init_and_the_extension_run_a_clean_script_with_an_identity_for_ea
         (tmp_path / "install.sh").write_text(script)
         done = do(tool("shellcheck"), tmp_path / "install.sh")
         assert done.returncode == 0, done.stdout
-        options = re.findall(r"imds-bridge/infra/systemd/install\.sh ([^;\n]*)", script)
+        options = re.findall(r"\bsh (?:release/)?install\.sh ([^;\n]*)", script)
         assert options == ["--start forward --start listen"]

@@ -251,6 +251,22 @@ def test_a_vm_is_drained_approved_and_put_back(machine: Machine, imds: ImdsLab, 
     machine.do("test ! -e /etc/outside -a ! -e /tmp/inside")
 
 
+@everywhere
+def test_the_programs_of_listen_start_and_stop_the_units_that_they_may_manage_and_no_others(
+    machine: Machine,
+) -> None:
+    for name in ("shop", "other"):
+        machine.write(f"/etc/systemd/system/{name}.service", "[Service]\nExecStart=sleep infinity\n")
+    install(machine, "--manage shop.service")
+    machine.wait_until_active("listen")
+    program = "systemd-run --quiet --pipe --wait -p User=imds-bridge-listen systemctl"
+    for action, state in (("start", "active"), ("restart", "active"), ("stop", "inactive")):
+        machine.do(f"{program} {action} shop.service")
+        assert machine.try_to_do("systemctl is-active shop.service").stdout == f"{state}\n"
+    for refused in ("start other.service", "set-property shop.service CPUWeight=1", "daemon-reload"):
+        assert machine.try_to_do(f"{program} {refused}").returncode
+
+
 @once
 def test_a_wrong_configuration_is_an_error_of_the_journal_and_starts_once_it_is_right(
     machine: Machine,
@@ -321,6 +337,7 @@ def test_an_upgrade_and_a_rollback_send_what_waits_and_keep_the_units_running(
 @everywhere
 def test_nothing_is_left_after_an_uninstallation(machine: Machine) -> None:
     machine.do("/opt/imds-bridge/systemd/install.sh --uninstall --purge")
+    assert machine.try_to_do("getent passwd imds-bridge-listen").returncode
     assert machine.do("systemctl list-unit-files --no-legend 'imds-bridge-*' || true") == ""
     found = machine.do("find / -xdev -name '*imds-bridge*' -not -path '/srv/*' -not -path '/proc/*'")
     assert found.split() == []
