@@ -90,6 +90,7 @@ def test_a_program_at_the_limit_of_memory_does_not_restart_the_unit() -> None:
 # --- the script's options ---
 
 TEXT = (FOLDER / "install.sh").read_text()
+SYSTEMS = (FOLDER / "systems.txt").read_text()
 
 
 def test_the_usage_lists_the_options_that_are_parsed_and_the_page_names_no_other() -> None:
@@ -359,6 +360,25 @@ def test_what_cannot_be_installed_is_named_and_nothing_is_done(
     done = do("env", f"PATH={tmp_path}:{os.environ['PATH']}", FOLDER / "install.sh", *arguments.split())
     assert done.returncode == 2
     assert fault in done.stderr
+
+
+def test_the_page_lists_the_systems_and_the_versions_that_install_sh_goes_by() -> None:
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in SYSTEMS.splitlines() if not line.startswith("#")]
+    shown = re.findall(r"^\| (.*) \|$", page.partition("## Systems")[2].partition("\n## ")[0], re.MULTILINE)
+    told = [[cell.strip("`") for cell in line.split(" | ")] for line in shown]
+    assert told[2:] == [[name, command, tried] for _, name, command, _, tried in rows if name != "others"]
+    limit = dict(re.findall(r"\b(\w+)=([\d.]+)", TEXT.partition("oldest_python")[2].partition("home=")[0]))
+    limit["oldest_python"] = only(re.findall(r"oldest_python=([\d.]+)", TEXT))
+    needed = "systemd {oldest_systemd}, SQLite {oldest_sqlite} and Python {oldest_python} to {newest_python}"
+    assert needed.format(**limit) in page
+    assert f"Below systemd {limit['with_credentials']} it adds" in page
+    assert f"polkit before 0.{limit['oldest_polkit']} " in page
+    minors = only(re.findall(r"for minor in ([\d ]+);", (ROOT / "tools/packaging/release.sh").read_text()))
+    assert [f"3.{minor}" for minor in (minors.split()[0], minors.split()[-1])] == [
+        limit["oldest_python"],
+        limit["newest_python"],
+    ]
 
 
 PIP_CONF = """[global]

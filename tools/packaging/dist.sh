@@ -23,7 +23,7 @@ tar --extract --file "$scratch"/first/*.tar.gz --directory "$scratch/elsewhere"
 (umask 077; TZ=Asia/Tokyo LC_ALL=C build "$scratch/second" "$scratch"/elsewhere/*)
 wheel=$(basename "$scratch"/first/*.whl)
 tools/packaging/release.sh "$scratch/first/$wheel" "$scratch/first"
-(umask 077; TZ=Asia/Tokyo LC_ALL=C VENV=$bin/.. "$scratch"/elsewhere/*/tools/packaging/release.sh "$scratch/second/$wheel" "$scratch/second")
+(umask 077; TZ=Asia/Tokyo LC_ALL=C VENV=$bin/.. bash "$scratch"/elsewhere/*/tools/packaging/release.sh "$scratch/second/$wheel" "$scratch/second")
 diff --recursive "$scratch/first" "$scratch/second" || fail "the second build differs"
 version=$(cut --delimiter=- --fields=2 <<<"$wheel")
 "$bin/twine" check --strict "$scratch"/first/*.{tar.gz,whl}
