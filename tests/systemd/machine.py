@@ -113,6 +113,8 @@ def add_checkout(root: Path) -> None:
     """Copy the checkout to /srv/imds-bridge, and what its installation needs of this machine."""
     for file in filter(os.path.exists, HOST_FILES):
         shutil.copy(file, root / file[1:])
+    with (root / "etc/pip.conf").open("a") as settings:  # which concern other programs
+        settings.write("[install]\nuser = true\ntarget = /srv/foreign\n")
     for name in CHECKOUT:
         source, target = ROOT / name, root / "srv/imds-bridge" / name
         if source.is_dir():

@@ -36,6 +36,7 @@ ROLES = ("console", "forward", "listen", "relay")
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 CHECKOUT = "/srv/imds-bridge/infra/systemd"
 RELEASE = "/srv/release"
+FOREIGN = {"PIP_USER": "1", "PIP_TARGET": "/srv/foreign", "PYTHONPATH": "/srv/foreign"}
 SYSTEMS = {
     "Debian 12, a checkout": System(suite="bookworm", packages=("python3-venv", "ca-certificates")),
     "Debian 13, a release": System(suite="trixie", packages=("python3",)),
@@ -106,7 +107,9 @@ def install(machine: Machine, *options: str) -> str:
     """Install, without a network if it is a release; return what is printed."""
     if (machine.root / RELEASE[1:]).exists():
         return machine.do(f"unshare -n {RELEASE}/install.sh {' '.join(options)}")
-    return machine.do(f"{CHECKOUT}/install.sh {' '.join(options)}")
+    machine.write("/srv/foreign/sitecustomize.py", "raise SystemExit('foreign')\n")
+    machine.write("/srv/foreign/bridge/__init__.py", "raise SystemExit('foreign')\n")
+    return machine.do(f"{CHECKOUT}/install.sh {' '.join(options)}", **FOREIGN)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +199,7 @@ def test_an_installation_ends_with_the_line_that_starts_it_and_check_says_that_n
     machine.do(line)
     shown = wait_until(lambda: works(machine))
     assert "imds-bridge-forward is enabled and runs" in shown
+    assert machine.do("imds-bridge --version", **FOREIGN).startswith("imds-bridge ")
 
 
 @everywhere
