@@ -85,9 +85,9 @@ find_systemd() { # in a tree, where it cannot be run, by the name of its library
     [ "${systemd:-0}" -ge $oldest_systemd ] ||
         fail "the units need systemd $oldest_systemd or newer; here it is ${systemd:-not installed}"
 }
-find_polkit() { # 0.105 is followed by 0.106, 0.120 by 121
-    polkit=$(pkaction --version 2>/dev/null | sed 's/[^0-9]*\(0\.\)\{0,1\}\([0-9]*\).*/\2/')
-    [ "${polkit:-0}" -ge $oldest_polkit ] ||
+find_polkit() { # 0.120 was followed by 121
+    polkit=$(pkaction --version 2>/dev/null | sed 's/[^0-9]*//')
+    [ "$(echo "${polkit:-0}" | sed 's/^0\.//')" -ge $oldest_polkit ] ||
         fail "--manage needs polkit 0.$oldest_polkit or newer, whose rules name units; here it is ${polkit:-not installed}"
 }
 show_command() { # print how to get a Python on this system, or with its package manager

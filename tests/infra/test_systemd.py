@@ -366,8 +366,9 @@ def test_the_page_lists_the_systems_and_the_versions_that_install_sh_goes_by() -
     page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in SYSTEMS.splitlines() if not line.startswith("#")]
     shown = re.findall(r"^\| (.*) \|$", page.partition("## Systems")[2].partition("\n## ")[0], re.MULTILINE)
-    told = [[cell.strip("`") for cell in line.split(" | ")] for line in shown]
-    assert told[2:] == [[name, command, tried] for _, name, command, _, tried in rows if name != "others"]
+    expected = [(name, command, tried) for _, name, command, _, tried in rows if name != "others"]
+    told = [line.split(" | ") for line in shown[2:]]
+    assert [(name, command.strip("`"), tried) for name, command, tried in told] == expected
     limit = dict(re.findall(r"\b(\w+)=([\d.]+)", TEXT.partition("oldest_python")[2].partition("home=")[0]))
     limit["oldest_python"] = only(re.findall(r"oldest_python=([\d.]+)", TEXT))
     needed = "systemd {oldest_systemd}, SQLite {oldest_sqlite} and Python {oldest_python} to {newest_python}"

@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 from tests.support.process import wait_until
 from tests.support.programs import tool
 
-PACKAGES = ("systemd", "systemd-sysv", "dbus", "polkitd")
+PACKAGES = ("systemd", "systemd-sysv", "dbus")
 CHECKOUT = ("bridge", "schemas", "infra", "requirements", "tools", "pyproject.toml", "README.md", "LICENSE")
 HOST_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -26,16 +26,20 @@ CLAIM = """#!/bin/sh
 [ "$1" != --version ] || {{ echo "systemd {}"; exit; }}
 exec /usr/bin/systemctl "$@"
 """
+LENT = """#!/bin/sh
+exec /opt/python/ld-linux-x86-64.so.2 --library-path /opt/python --argv0 "$0" /opt/python/python3.11 "$@"
+"""
 COMMAND_SECONDS = 400.0  # an installation on a busy machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A Debian with what install.sh needs of it, and the version of systemd that it claims to have."""
+    """A Debian with what install.sh needs of it, the version of systemd that it claims, and whose Python it has."""
 
     suite: str
     packages: tuple[str, ...]
     claimed_systemd: int | None = None
+    borrowed_python: System | None = None  # its own is too old
 
     def make(self) -> Path:
         """Return the folder of its files; skip if they cannot be made."""
@@ -88,6 +92,19 @@ class Machine:
         file.chmod(mode)
 
 
+def lend_python(donor: Path, root: Path) -> None:
+    """Install the Python 3.11 of another Debian with its own C library and others, as one that was built there."""
+    shutil.copytree(donor / "usr/lib/python3.11", root / "usr/local/lib/python3.11")
+    libraries = root / "opt/python"
+    libraries.mkdir()
+    for library in (donor / "usr/lib/x86_64-linux-gnu").glob("*.so*"):
+        shutil.copy(library, libraries)
+    shutil.copy(donor / "usr/bin/python3.11", libraries)
+    script = root / "usr/local/bin/python3.11"
+    script.write_text(LENT)
+    script.chmod(0o755)
+
+
 @contextmanager
 def booted(system: System) -> Iterator[Machine]:
     """Boot a copy of a system; skip if only root may do that."""
@@ -101,6 +118,8 @@ def booted(system: System) -> Iterator[Machine]:
             try:
                 machine = Machine(Path(f"/proc/{pid}/root"), pid)
                 wait_until(machine.has_booted, describe=log.read_text)
+                if system.borrowed_python:
+                    lend_python(system.borrowed_python.make(), machine.root)
                 if system.claimed_systemd:
                     machine.write("/usr/local/bin/systemctl", CLAIM.format(system.claimed_systemd), 0o755)
                 yield machine

@@ -38,10 +38,17 @@ CHECKOUT = "/srv/imds-bridge/infra/systemd"
 RELEASE = "/srv/release"
 FOREIGN = {"PIP_USER": "1", "PIP_TARGET": "/srv/foreign", "PYTHONPATH": "/srv/foreign"}
 SYSTEMS = {
-    "Debian 12, a checkout": System(suite="bookworm", packages=("python3-venv", "ca-certificates")),
-    "Debian 13, a release": System(suite="trixie", packages=("python3",)),
+    "Debian 12, a checkout": System(
+        suite="bookworm", packages=("polkitd", "python3-venv", "ca-certificates")
+    ),
+    "Debian 13, a release": System(suite="trixie", packages=("polkitd", "python3")),
     "Debian 12, a release, as if systemd were 251": System(
-        suite="bookworm", packages=("python3",), claimed_systemd=251
+        suite="bookworm", packages=("polkitd", "python3"), claimed_systemd=251
+    ),
+    "Debian 11, a release": System(
+        suite="bullseye",
+        packages=("policykit-1",),
+        borrowed_python=System(suite="bookworm", packages=("polkitd", "python3")),
     ),
 }
 CONFIG = "/etc/imds-bridge/config.toml"
@@ -58,6 +65,7 @@ pytestmark = [
     pytest.mark.timeout(600),  # the first test waits for a new root and the installation
 ]
 everywhere = pytest.mark.parametrize("machine", SYSTEMS, indirect=True, scope="module")
+with_rules = pytest.mark.parametrize("machine", [*SYSTEMS][:3], indirect=True, scope="module")
 once = pytest.mark.parametrize("machine", [*SYSTEMS][:1], indirect=True, scope="module")
 
 
@@ -210,7 +218,7 @@ def test_a_unit_starts_in_its_sandbox_and_its_metrics_have_what_the_alerts_need(
     machine.do(f"systemctl enable --now imds-bridge-{role} && systemctl restart imds-bridge-{role}")
     pid = machine.show(role, "MainPID")
     shown = dict(line.split(":", 1) for line in machine.do(f"cat /proc/{pid}/status").splitlines())
-    sandbox = {"NoNewPrivs": "1", "Seccomp": "2", "CapEff": "0" * 16}
+    sandbox = {"NoNewPrivs": "1", "Seccomp": "2", "CapEff": "0" * 16, "Umask": "0077"}
     assert {name: shown[name].strip() for name in sandbox} == sandbox
     assert shown["Uid"].split()[0] != "0"
     inside = f"nsenter -t {pid} -m --"
@@ -219,6 +227,9 @@ def test_a_unit_starts_in_its_sandbox_and_its_metrics_have_what_the_alerts_need(
     found = wait_until(lambda: metrics(ports[role]), describe=lambda: errors(machine, role))
     needed = ("imds_bridge_start_time_seconds", "process_resident_memory_bytes", "process_cpu_seconds_total")
     assert [name for name in needed if not re.search(rf"(?m)^{name} [1-9]|^{name} 0\.", found)] == []
+    machine.do(
+        f"test -s /var/lib/private/imds-bridge/{role}/{'console' if role == 'console' else 'outbox'}.db"
+    )
     said = machine.do(f"imds-bridge status --role {role} || true")
     assert f"imds-bridge-{role} is enabled and runs\n" in said
 
@@ -255,7 +266,15 @@ def test_a_vm_is_drained_approved_and_put_back(machine: Machine, imds: ImdsLab, 
     machine.do("test ! -e /etc/outside -a ! -e /tmp/inside")
 
 
-@everywhere
+@pytest.mark.parametrize("machine", [*SYSTEMS][3:], indirect=True, scope="module")
+def test_a_polkit_without_rules_for_units_is_refused_before_anything_is_done(machine: Machine) -> None:
+    done = machine.try_to_do(f"{RELEASE}/install.sh --manage shop.service")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--manage needs polkit 0.106 or newer" in done.stderr
+    assert "here it is 0.105" in done.stderr
+
+
+@with_rules
 def test_the_programs_of_listen_start_and_stop_the_units_that_they_may_manage_and_no_others(
     machine: Machine,
 ) -> None:
