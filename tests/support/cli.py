@@ -67,13 +67,13 @@ class Cli:
         """Return the state folder of a role."""
         return self.config.parent / "state" / role
 
-    def fill(self, reason: str = "was refused") -> None:
+    def fill(self) -> None:
         """Leave three events that wait for sink other; two are dead letters of sink ops, one failed there twice."""
         outbox = open_outbox(self.state(), sinks={"ops": (Filter(), True), "other": (Filter(), False)})
         for name in ("one", "two", "three"):
             outbox.commit([event(name, type_=OTHER_TYPE)])
         for sent in outbox.pending("ops", 2):
-            outbox.acknowledge("ops", [sent], dead=("rejected", f"{sent.id} {reason}"))
+            outbox.acknowledge("ops", [sent], dead=("rejected", f"{sent.id} was refused"))
         queue = outbox.queue("ops")
         head = queue.head(3)
         assert head

@@ -24,7 +24,7 @@ for machine in x86_64 aarch64; do
 done
 fetch --requirement requirements/pip.lock
 cp "$wheel" "$scratch/$name/wheels"
-cp requirements/runtime.lock LICENSE infra/systemd/{README.md,install.sh,config.toml,systems.txt,older-systemd.conf,polkit.rules} \
+cp requirements/runtime.lock LICENSE infra/systemd/{install.sh,config.toml,systems.txt,older-systemd.conf,polkit.rules} \
     infra/systemd/*.service "$scratch/$name"
 # Not compressed: wheels are.
 tar --create --file "$target/$name.tar" --directory "$scratch" --format=gnu --sort=name --owner=0 --group=0 --numeric-owner \
