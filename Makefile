@@ -59,7 +59,7 @@ layers: $(READY)
 windows: $(READY) ## try everything that tests can on Windows' Python under Wine, in about ten minutes; keeps it in ~/.cache
 	@VENV=$(VENV) tests/windows/run
 
-units: $(READY) ## start every unit in its sandbox under a real systemd, and operate them, in under four minutes; needs root, Debian's mmdebstrap
+units: $(READY) ## start every unit in its sandbox under a real systemd of Debian 11, 12 and 13, and operate them, in about five minutes; needs root, Debian's mmdebstrap
 	@$(BIN)/python -m pytest -rs -m units tests/systemd
 
 newcomer: ## run all tests of the last commit on a Debian 12 with the README's packages alone; keeps it in ~/.cache

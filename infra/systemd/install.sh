@@ -88,7 +88,7 @@ find_systemd() { # in a tree, where it cannot be run, by the name of its library
 find_polkit() { # 0.120 was followed by 121
     polkit=$(pkaction --version 2>/dev/null | sed 's/[^0-9]*//')
     [ "$(echo "${polkit:-0}" | sed 's/^0\.//')" -ge $oldest_polkit ] ||
-        fail "--manage needs polkit 0.$oldest_polkit or newer, whose rules name units; here it is ${polkit:-not installed}"
+        fail "--manage needs polkit 0.$oldest_polkit or newer, whose rules name units; here it is ${polkit:-not installed (package polkitd, or polkit)}"
 }
 show_command() { # print how to get a Python on this system, or with its package manager
     # shellcheck source=/dev/null
