@@ -15,7 +15,7 @@ from bridge import __version__
 from bridge.cli.common import FAILED, OK, UNEXPECTED, USAGE, Parser, add_command
 from bridge.config.values import nearest
 from bridge.errors import BridgeError, ConfigError, Incomplete, StateError, UsageError
-from bridge.runtime.text import journal_mark, name_originals, redact, show
+from bridge.runtime.text import journal_mark, plain, redact, show
 
 DESCRIPTION = """\
 Publish every change of this Azure VM's Scheduled Events as CloudEvents, and lose none of them.
@@ -113,7 +113,7 @@ def _command(given: Sequence[str]) -> str:
 
 def _show_error(*lines: str) -> None:
     mark = journal_mark(sys.stderr)
-    show(*(mark + name_originals(line) for line in lines), stream=sys.stderr)
+    show(*(mark + plain(line) for line in lines), stream=sys.stderr)
 
 
 def _exit_code(error: BridgeError) -> int:

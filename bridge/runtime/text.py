@@ -128,16 +128,17 @@ def register_token(token: str) -> None:
         _tokens.append(token)
 
 
-def name_originals(text: str) -> str:
-    """Replace the path of each file that a unit has a copy of by the path of what was copied, under /etc."""
+def plain(text: str) -> str:
+    """Name the file under /etc of which a unit has a copy, and no numbers of the system's errors."""
     names = {"config.": "{}.", "secrets_": "{}.secrets/", "secrets": "secrets"}
+    text = re.sub(r"\[Errno \d+\] ", "", text)
     return _COPY.sub(lambda copy: "/etc/imds-bridge/" + names[copy[3]].format(copy[1] or copy[2]), text)
 
 
 def redact(text: str, *, keep: Collection[str] = ()) -> str:
-    """Replace every registered secret but those to `keep`, URL query and bearer token by ***; name originals."""
+    """Replace every registered secret but those to `keep`, URL query and bearer token by ***; be plain."""
     for secret in sorted({*_secrets, *_tokens}.difference(keep), key=len, reverse=True):
         text = text.replace(secret, "***")
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
-    return name_originals(text)
+    return plain(text)

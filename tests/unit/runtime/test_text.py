@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bridge.formats.text import table
 from bridge.runtime.json import BoundedDecoder, read_object
-from bridge.runtime.text import escape, name_originals, one_line, redact, show
+from bridge.runtime.text import escape, one_line, plain, redact, show
 from tests.support.diff import json_values, steady
 
 
@@ -61,7 +61,14 @@ def test_a_unit_names_the_files_of_which_it_has_copies(folder: str) -> None:
     given = " ".join(f"/run/{folder}/{name}" for name in copies.split())
     names = ("listen.toml", "listen.secrets/ops-url", "listen.secrets", "secrets")
     expected = " ".join(f"/etc/imds-bridge/{name}" for name in names)
-    assert redact(given) == name_originals(given) == f"{expected} /run/{folder}/other"
+    assert redact(given) == plain(given) == f"{expected} /run/{folder}/other"
+
+
+def test_an_error_of_the_system_has_no_number() -> None:
+    given = PermissionError(
+        13, "Permission denied", "/run/credentials/imds-bridge-forward.service/secrets_url"
+    )
+    assert redact(str(given)) == "Permission denied: '/etc/imds-bridge/forward.secrets/url'"
 
 
 def test_a_line_break_within_a_line_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
