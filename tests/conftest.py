@@ -96,7 +96,9 @@ def hold_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function after which this process was held up for ten seconds."""
 
     def hold_up() -> None:
-        monkeypatch.setattr(threads.pauses, "_beat_at", time.time() - 10)
+        after = time.time() + 10 - time.monotonic()
+        monkeypatch.setattr(time, "time", lambda: time.monotonic() + after)
+        monkeypatch.setattr(threads.pauses, "_count", threads.pauses() + 1)
         monkeypatch.setattr(threads, "PAUSE_SECONDS", PAUSE_SECONDS)
 
     return hold_up

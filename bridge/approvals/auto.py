@@ -126,7 +126,7 @@ def judge(one: EventState, order: Order, program: Program | None, seen: Seen) ->
     rule = one.rule
     if program:
         still = "the program of the event as it was is still ending"
-        return Verdict(why=still if program.must_end else f"{program.argv[0]} runs")
+        return Verdict(why=still if program.must_end else _run(one, program.argv))
     if rule is None:
         return one.verdict
     is_prepared = not rule.run or seen.rules.is_dry_run or rule.run in one.prepared
@@ -141,10 +141,16 @@ def _prepare(one: EventState, rule: AutoSettings, order: Order, seen: Seen) -> V
     """Let the rule's program be started once the event has its turn, and its last failure is long enough ago."""
     failed = one.failed.get(rule.run)
     if failed and failed.next_at > seen.at:
-        return Verdict(why=f"{rule.run[0]} has failed, and is tried again: {failed.error}")
+        return Verdict(why=_run(one, rule.run))
     if _waits_for_turn(one, rule) and deadline(one.event, rule) > seen.now:
         return _behind_others(one, rule, order, "")
-    return Verdict(why=f"{rule.run[0]} runs", does="run")
+    return Verdict(why=_run(one, rule.run), does="run")
+
+
+def _run(one: EventState, run: Argv) -> str:
+    """Say that a program runs, or why it has to again: it may not even have been started."""
+    failed = one.failed.get(run)
+    return f"{run[0]} has failed, and is tried again: {failed.error}" if failed else f"{run[0]} runs"
 
 
 def _approve(one: EventState, rule: AutoSettings, order: Order, seen: Seen) -> Verdict:

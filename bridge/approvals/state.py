@@ -38,6 +38,8 @@ _Seconds = Annotated[
 OutOfWorkReason = Literal["RecoverFails", "TwoHours", "OtherVm"]
 
 RECENT_SECONDS = 60.0
+# In what was told of a stay, and what the status says of it.
+UNPREPARED = "it started before its program had succeeded: look after what ran on this VM"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Stay:
         approved_at: when IMDS approved it, None if this VM has not asked for that.
         is_posted: it may have been POSTed, for a command or a rule.
         is_intended: it may have been POSTed for a rule, and the outcome is not known.
-        told: the receipts that rules have given for it.
+        told: the receipts that rules have given for it, and that it has started unprepared.
         since: when it was seen first, in steady seconds.
         is_settled: IMDS has answered a POST of this process, and no rule sends another; after a kill a rule sends one
             more, to which IMDS gives the same answer.
@@ -212,7 +214,7 @@ class Owed:
         """What it waits for."""
         if self.is_other_vms and not self.held_by:
             return "another VM owed it, whose disk this one has: see `imds-bridge recover --help`"
-        if self.tries and not self.held_by:
+        if self.tries and self.held_by in ("", f"{self.recover[0]} runs"):
             return f"{self.recover[0]} has failed {self.tries.count} time(s): {self.tries.error}"
         return self.held_by or f"{self.recover[0]} runs"
 

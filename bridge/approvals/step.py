@@ -15,6 +15,7 @@ from bridge.approvals.policy import Decision, not_recorded, rejected, unknown_ou
 from bridge.approvals.state import (
     EVENTS,
     OWED,
+    UNPREPARED,
     Argv,
     EventState,
     OutOfWorkReason,
@@ -69,6 +70,7 @@ def step(before: State, seen: Seen, to: Carrier) -> State:
         was_unprepared = was.is_scheduled and was.is_unprepared and not seen.rules.is_dry_run
         if was_unprepared and one and one.event.status == STARTED and was.run not in one.prepared:
             to.started_unprepared(one.event)
+            state = state.with_stays({key: replace(one.stay, told=one.stay.told | {UNPREPARED})})
     return state
 
 

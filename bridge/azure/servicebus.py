@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from itertools import chain
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -52,6 +51,7 @@ _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
     (TransferRefusedError, Misconfigured, "the entity refuses what was sent"),
     (AzureError, Unavailable, "the connection failed"),
     (ValueError, Misconfigured, "the settings do not fit"),
+    (ImportError, Misconfigured, 'transport = "websocket" needs its package: install imds-bridge[websocket]'),
 )
 
 _REQUIRED = "the queue or subscription requires sessions"
@@ -84,7 +84,7 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
         credential: one from `make_credential` to use again; None to make one if the settings need it.
 
     Raises:
-        Misconfigured: the connection string or the WebSocket package is missing.
+        Misconfigured: the connection string cannot be used.
     """
     credentials.quieten()
     adapt_sdk()
@@ -95,11 +95,6 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
             TransportType.AmqpOverWebsocket if settings.transport == "websocket" else TransportType.Amqp
         ),
     }
-    if settings.transport == "websocket" and find_spec("websocket") is None:
-        raise Misconfigured(
-            f'{address_of(settings)}: transport = "websocket" needs the package websocket-client; '
-            "install imds-bridge[websocket]"
-        )
     if settings.ca_file:
         options["connection_verify"] = str(settings.ca_file)
     try:

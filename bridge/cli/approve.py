@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.approvals.command import MAX_EVENT_IDS
 from bridge.approvals.pending import REJECTED_RECEIPTS_PER_MINUTE
+from bridge.approvals.sender import ApproveCommand, send_command
+from bridge.arguments import DRY_RUN, FAILED, OK, add_flag, add_text, complete, load_config
 from bridge.azure.bus_receiver import convert
 from bridge.azure.receiver import ReceivedMessage
 from bridge.azure.servicebus import address_of, connect, mapped_errors
-from bridge.cli.common import DRY_RUN, FAILED, OK, complete, load_config
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config
 from bridge.contract.types import KNOWN_VALUES, type_of
@@ -32,7 +32,6 @@ from bridge.imds.document import SCHEDULED, ScheduledEvent, parse_document
 from bridge.imds.instance import Vm, approval_session
 from bridge.runtime.text import show
 from bridge.runtime.time import Clock
-from bridge.service.command_sender import ApproveCommand, send_command
 
 _EPILOG = """\
 Without EVENT_ID, on a VM: lists the Scheduled events, names every VM that an approval releases, and asks.
@@ -48,28 +47,14 @@ def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `approve`."""
     complete(command, _run, epilog=_EPILOG)
     command.add_argument("events", nargs="*", metavar="EVENT_ID", help="the EventId, in any letter case")
-    command.add_argument(
-        "--vm", default="", metavar="NAME", help="the VM whose listener gets it (default: this VM)"
-    )
-    command.add_argument(
-        "--resource-group",
-        default="",
-        metavar="NAME",
-        help="the VM's resource group, for the session id (default: this VM's)",
-    )
-    command.add_argument(
-        "--subscription", default="", metavar="ID", help="its subscription, likewise (default: this VM's)"
-    )
-    command.add_argument("--reason", default="", metavar="TEXT", help="repeated in the receipt")
-    command.add_argument(
-        "--expires",
-        default="10m",
-        metavar="TIME",
-        help="when the command expires: 90s, 10m, 1h (default: %(default)s)",
-    )
-    command.add_argument(
-        "--wait", action="store_true", help="wait for the receipt; exit 4 if it is of a dry run"
-    )
+    add_text(command, "--vm", "NAME", "the VM whose listener gets it (default: this VM)")
+    text = "the VM's resource group, for the session id (default: this VM's)"
+    add_text(command, "--resource-group", "NAME", text)
+    add_text(command, "--subscription", "ID", "its subscription, likewise (default: this VM's)")
+    add_text(command, "--reason", "TEXT", "repeated in the receipt")
+    text = "when the command expires: 90s, 10m, 1h (default: %(default)s)"
+    add_text(command, "--expires", "TIME", text, default="10m")
+    add_flag(command, "--wait", "wait for the receipt; exit 4 if it is of a dry run")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -84,11 +69,6 @@ def _run(arguments: argparse.Namespace) -> int:
     if not event_ids:
         show("nothing approved")
         return OK
-    if len(event_ids) > MAX_EVENT_IDS:
-        raise UsageError(
-            f"approve: given {len(event_ids)} EventIds, expected at most {MAX_EVENT_IDS}: a command cannot have "
-            "more, and within a minute no more rejections have receipts"
-        )
     request = ApproveCommand(
         event_ids=event_ids,
         vm=arguments.vm,

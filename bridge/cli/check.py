@@ -5,30 +5,31 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import platform
 import re
 import socket
+import sqlite3
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from bridge.cli.common import FAILED, OK, complete, json_lines, load_config
+from bridge.arguments import FAILED, OK, add_flag, complete, json_lines, load_config, other_file
 from bridge.cli.config import warnings
-from bridge.cli.trial import runs_on, try_to_deliver
+from bridge.cli.trial import try_to_store
 from bridge.cli.units import find_units
 from bridge.config.approvals import ApprovalSettings
-from bridge.config.models import Config, find_exposed, find_unreadable
-from bridge.config.sinks import SinkSettings
+from bridge.config.models import Config, find_exposed
 from bridge.config.values import socket_address
 from bridge.contract.status import Status
-from bridge.errors import BridgeError, ConfigError, ImdsError, StateError
-from bridge.formats.samples import make_test_event
+from bridge.errors import BridgeError, ConfigError, ImdsError
+from bridge.events.filters import Filter
+from bridge.formats.samples import make_test_event, samples
 from bridge.formats.text import table
-from bridge.http.client import origin
 from bridge.imds.client import ImdsClient, NoAnswerError
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
@@ -36,12 +37,12 @@ from bridge.imds.instance import approval_session
 from bridge.outbox.inspect import waiting_counts
 from bridge.outbox.sqlite import ERRORS, Database, kept_log
 from bridge.outbox.state_dir import StateFolder, try_to_write
+from bridge.process.parts import build_sinks, filter_of, sinks_of
+from bridge.process.status import SILENT_SECONDS, age_of, clock_faults, find_urgent
+from bridge.roles import relay_settings
 from bridge.runtime.program import find_fault
 from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
-from bridge.service.composition import relay_settings
-from bridge.service.parts import build_sinks, sinks_of
-from bridge.service.status import SILENT_SECONDS, age_of, clock_faults, find_urgent
 from bridge.sinks.base import Inconclusive, Sink
 
 _EPILOG = """\
@@ -57,9 +58,7 @@ examples:
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `check`."""
     complete(command, _run, "--json", epilog=_EPILOG)
-    command.add_argument(
-        "--send", action="store_true", help="send one message, marked as a test, to each sink"
-    )
+    add_flag(command, "--send", "send one message, marked as a test, to each sink")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -112,7 +111,6 @@ def check(config: Config, *, send: bool = False) -> list[Finding]:
         "state": _states(config),
         "outbox": _left_sinks(config),
         "metrics": _metrics(config) if config.metrics.listen else (),
-        "proxy": _proxies(config),
         "imds": _imds(config) if _needs_imds(config) else (),
         "sinks": _sinks(config, send=send),
         "approvals": _approvals(config, config.approvals) if config.approvals else (),
@@ -157,11 +155,6 @@ def _permissions(config: Config) -> Iterator[Finding]:
     for path in dict.fromkeys(exposed):
         message = f"everybody may write {path}, and so change what the process does"
         yield Finding("permissions", "FAIL", message, f"chmod o-w {path}")
-    for role in configured_roles(config):
-        for path in find_unreadable(config, role):
-            message = f"imds-bridge-{role}.service cannot read {path}, as its user is not root"
-            remedy = "put it into the folder `secrets` beside the configuration, and name it without a path"
-            yield Finding("permissions", "FAIL", message, remedy)
 
 
 def _units(config: Config) -> Iterator[Finding]:
@@ -176,24 +169,18 @@ def _states(config: Config) -> Iterator[Finding]:
         found = [*_guarded(f"state {role}", "state_dir", judged)]
         yield from found
         if all(one.result != "FAIL" for one in found):
-            yield from _guarded(f"outbox {role}", "state_dir", _trial(folder, sinks_of(config, role)))
+            yield from _trial(folder)
 
 
-def _trial(folder: StateFolder, sinks: Mapping[str, SinkSettings]) -> Iterator[Finding]:
-    """Store events beside the state, and let the sinks write them, of which nothing stays and nothing is sent."""
+def _trial(folder: StateFolder) -> Iterator[Finding]:
+    """Store events beside the state, of which nothing stays and nothing is sent."""
     try:
-        faults = try_to_deliver(_existing(folder.path), sinks)
-    except StateError as error:
-        message = f"events cannot be stored and delivered with {runs_on()}: {error}"
+        try_to_store(_existing(folder.path))
+    except Exception as error:  # noqa: BLE001 - whatever it is, a process would end by it
+        runs_on = f"Python {platform.python_version()} and SQLite {sqlite3.sqlite_version}"
+        message = f"events cannot be stored and delivered with {runs_on}: {type(error).__name__}: {error}"
         remedy = "look for what it names; if it is a version, install another one"
         yield Finding(f"outbox {folder.path.name}", "FAIL", redact(message), remedy)
-    else:
-        for name, fault in faults.items():
-            message = f"an event cannot be written: {fault}"
-            remedy = (
-                f"correct the format of [sinks.{name}]; `imds-bridge render --sink {name}` shows each type"
-            )
-            yield Finding(f"sink {name}", "FAIL", message, remedy)
 
 
 def _existing(path: Path) -> Path:
@@ -217,30 +204,16 @@ def _state(folder: StateFolder, path: Path | None = None) -> Finding:
     holder = folder.owner()
     if holder is None:
         if any(text.endswith(" and runs") for text, *_ in find_units(folder.path.parent, folder.path.name)):
-            remedy = (
-                "let the unit's user write there, and see the `state_dir` of the file that the unit names"
-            )
-            return Finding(
-                name, "FAIL", f"{folder.path}: the unit runs, and does not hold this state", remedy
-            )
+            remedy = "let the unit's user write there, and see `state_dir` in the file that it names"
+            message = f"{folder.path}: the unit runs, and does not hold this state"
+            return Finding(name, "FAIL", message, remedy)
         return Finding(name, "ok", str(folder.path))
-    status = folder.read_status()
-    if faults := list(_faults_of_process(status)):
+    if faults := list(_faults_of_process(folder.read_status())):
         remedy = f"see its log, and `imds-bridge status --role {folder.path.name}`"
         return Finding(name, "FAIL", f"{folder.path}: {holder}: {'; '.join(faults)}", remedy)
-    loaded = status and status.config
-    if path and loaded and not _has_same_text(Path(str(loaded)), path):
-        message = f"{holder} has loaded {loaded}, which differs from {path}"
-        return Finding(name, "warn", message, f"restart it, or imds-bridge check --config {loaded}")
+    if other := other_file(folder, path):
+        return Finding(name, "warn", *other)
     return Finding(name, "ok", f"{folder.path}, locked by {holder}")
-
-
-def _has_same_text(loaded: Path, path: Path) -> bool:
-    """Return whether a file that a process has loaded says what another one says: units load a copy of theirs."""
-    try:
-        return loaded.samefile(path) or loaded.read_bytes() == path.read_bytes()
-    except OSError:  # it cannot be told
-        return True
 
 
 def _faults_of_process(status: Status | None) -> Iterator[str]:
@@ -298,19 +271,8 @@ def _metrics(config: Config) -> Iterator[Finding]:
         yield Finding("metrics", "ok", f"{listen} is free{shared}")
 
 
-def _proxies(config: Config) -> Iterator[Finding]:
-    """Name what uses the environment's proxy: libraries, and a bus over WebSockets whose table has none."""
-    parts: dict[str, Any] = {"approvals": config.approvals, "relay": config.relay, **config.sinks}
-    over_web = {name: part for name, part in parts.items() if getattr(part, "transport", "") == "websocket"}
-    if proxy := os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY"):
-        names = [name for name, part in over_web.items() if not part.http_proxy]
-        users = ", ".join(["apprise", "workload identity", 'credential = "default"', *names])
-        yield Finding("proxy", "ok", f"HTTPS_PROXY of the environment, {origin(proxy)}, is used by {users}")
-
-
-_NO_IMDS = (
-    "on an Azure VM, look for a firewall or proxy before 169.254.169.254; elsewhere use imds-bridge lab"
-)
+_NO_IMDS = "on an Azure VM, look for a firewall before 169.254.169.254; elsewhere use imds-bridge lab"
+_BUSY = "check again in a minute; else find what asks too often (as root: ss -tnp dst 169.254.169.254)"
 
 
 def _imds(config: Config) -> Iterator[Finding]:
@@ -343,7 +305,8 @@ def _document(client: ImdsClient) -> Finding:
         )
         return Finding("imds", "FAIL", f"IMDS at {client.base}: no answer within {IMDS_SECONDS:g} s", remedy)
     except ImdsError as error:
-        return Finding("imds", "FAIL", str(error), _NO_IMDS)
+        is_absent = error.status in (None, 400, 404, 410)
+        return Finding("imds", "FAIL", str(error), _NO_IMDS if is_absent else _BUSY)
     except ValueError as error:
         return Finding("imds", "FAIL", f"IMDS at {client.base} sent no valid document: {error}", _NO_IMDS)
     found = f"document {document.incarnation} with {len(document.events)} event(s) from {client.base}"
@@ -391,14 +354,21 @@ def _discovery() -> Finding:
 
 
 def _sinks(config: Config, *, send: bool) -> Iterator[Finding]:
-    for name, sink in build_sinks(sinks_of(config)).items():
+    settings = sinks_of(config)
+    for name, sink in build_sinks(settings).items():
         with closing(sink):
-            yield from _guarded(f"sink {name}", f"sinks.{name}", _sink(name, sink, send=send))
+            tried = _sink(name, sink, filter_of(settings[name]), send=send)
+            yield from _guarded(f"sink {name}", f"sinks.{name}", tried)
 
 
-def _sink(name: str, sink: Sink, *, send: bool) -> Iterator[Finding]:
+def _sink(name: str, sink: Sink, wanted: Filter, *, send: bool) -> Iterator[Finding]:
+    """Let a sink write an event of every type that it takes, and try it."""
+    now = Clock().now()
+    for event in samples(now):
+        if wanted.matches_type(event.type):
+            sink.preview(event)
     if send:
-        sink.send([make_test_event(Clock().now(), vm=socket.gethostname())])
+        sink.send([make_test_event(now, vm=socket.gethostname())])
     try:
         yield Finding(f"sink {name}", "ok", "accepted a test message" if send else sink.check())
     except Inconclusive as error:

@@ -7,16 +7,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from bridge.cli.common import OK, add_command
+from bridge.arguments import OK, add_command
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.config.sinks import alternatives
-from bridge.contract.types import type_of
 from bridge.errors import ConfigError, UsageError
+from bridge.process.parts import build_sinks, sinks_of
+from bridge.roles import approval_settings, relay_settings
 from bridge.runtime.program import find_fault
 from bridge.runtime.text import show
-from bridge.service.composition import approval_settings, relay_settings
-from bridge.service.parts import build_sinks, filter_of, sinks_of
 from bridge.sinks.exec import ExecSettings
 
 # Generated from the settings.
@@ -107,7 +106,6 @@ def warnings(config: Config) -> Iterator[tuple[str, str, str]]:
         if "digest_seconds" in sink.model_fields_set and not config.relay:
             text = f"sinks.{name}.digest_seconds: only a relay gathers messages, and there is no [relay]"
             yield name, text, "leave it out, or use the sink in the configuration of `imds-bridge relay`"
-    yield from _other_recovers(config)
     for text in config.approvals.warnings() if config.approvals else ():
         yield "approvals", f"approvals.{text}", "change it, unless this is what you want"
     for variable in config.policy_variables if config.approvals else ():
@@ -116,22 +114,6 @@ def warnings(config: Config) -> Iterator[tuple[str, str, str]]:
     for part, key, event_type in _event_types(config):
         if lack := config.imds.lack(event_type):
             yield part, f"{key}: {lack}", "set a newer api_version in [imds], or leave the value out"
-
-
-def _other_recovers(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield the sinks that seem to put the VM back to work, which do not wait for the program of an auto rule."""
-    has_run = config.approvals and any(rule.run for rule in config.approvals.auto)
-    for name, sink in sinks_of(config).items() if has_run else ():
-        matches = filter_of(sink).matches_type
-        is_of_ends = matches(type_of("scheduledevent.ended")) and not matches(
-            type_of("scheduledevent.scheduled")
-        )
-        if sink.acts_on_this_vm and is_of_ends:
-            text = f"sinks.{name}: it gets how events end, also while the program of an auto rule still runs"
-            remedy = (
-                "if it puts the VM back, name it as `recover` of the rule, once listen's user has its rights"
-            )
-            yield name, text, remedy
 
 
 def _event_types(config: Config) -> Iterator[tuple[str, str, str]]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.cli.common import OK, complete, json_lines, load_config, state_folder
+from bridge.arguments import OK, complete, json_lines, load_config, other_file, state_folder
 from bridge.config.models import Config
 from bridge.contract.status import ListenStatus
 from bridge.formats.text import format_duration, table
 from bridge.outbox import inspect
 from bridge.outbox.inspect import Fate, next_try
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.parts import filter_of, sinks_of
 from bridge.runtime.text import show
-from bridge.service.parts import filter_of, sinks_of
 
 _EPILOG = """\
 For each sink: whether it takes the event, or which of `types`, `where` and `scope` leaves it out; and whether the
@@ -41,6 +42,8 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     config, folder = load_config(arguments), state_folder(arguments)
+    if other := other_file(folder, config.path):
+        show("{}: {}".format(*other), stream=sys.stderr)
     shown = [
         {
             "id": fate.event.id,

@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from bridge import __version__
-from bridge.cli.common import FAILED, OK, UNEXPECTED, USAGE, Parser, add_command
+from bridge.arguments import FAILED, OK, UNEXPECTED, USAGE, Parser, add_command
 from bridge.config.values import nearest
 from bridge.errors import BridgeError, ConfigError, Incomplete, StateError, UsageError
 from bridge.runtime.text import journal_mark, plain, redact, show
@@ -44,7 +44,7 @@ COMMANDS = {
         "receive approve commands, approve in IMDS what the policy allows, and publish receipts",
     ),
     "relay": ("bridge.cli.run:relay", "receive a fleet's events and send each once, whichever VM saw it"),
-    "console": ("bridge.cli.console:configure", "show a fleet's events on one web page"),
+    "console": ("bridge.console.cli:configure", "show a fleet's events on one web page"),
     "approve": ("bridge.cli.approve:configure", "send an approve command to a VM's listener"),
     "recover": ("bridge.cli.recover:configure", "have a VM put back to work, or say that a person did it"),
     "check": ("bridge.cli.check:configure", "try the configuration, IMDS and every sink"),

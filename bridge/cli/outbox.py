@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.cli.common import OK, OPTIONS, Run, add_command, complete, json_lines, state_folder
+from bridge.arguments import OK, OPTIONS, Run, add_command, complete, json_lines, state_folder
 from bridge.errors import UsageError
 from bridge.formats.text import format_duration, table
 from bridge.outbox import inspect

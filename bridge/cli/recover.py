@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime
 
-from bridge.cli.common import OK, complete, state_folder
+from bridge.arguments import OK, add_flag, complete, state_folder
 from bridge.contract.status import ListenStatus
 from bridge.errors import UsageError
 from bridge.outbox import inspect
 from bridge.outbox.rows import REQUEST
+from bridge.process.status import read_report
 from bridge.runtime.text import show
-from bridge.service.status import read_report
 
 _EPILOG = """\
 The listener runs `recover` of its rules on its own, and repeats it while it fails. Refused while an event for which
@@ -28,7 +28,7 @@ def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `recover`."""
     complete(command, _run, epilog=_EPILOG)
     command.set_defaults(role="listen")
-    command.add_argument("--done", action="store_true", help="a person did it: nothing is left to be run")
+    add_flag(command, "--done", "a person did it: nothing is left to be run")
 
 
 def _run(arguments: argparse.Namespace) -> int:

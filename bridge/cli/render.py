@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from bridge.cli.common import OK, complete, load_config
+from bridge.arguments import OK, add_flag, add_text, complete, load_config
 from bridge.config.models import Config
 from bridge.contract.types import type_of
 from bridge.errors import Rejected, UsageError
 from bridge.formats.samples import samples
+from bridge.process.parts import build_sinks, filter_of, sinks_of
 from bridge.runtime.text import show
-from bridge.service.parts import build_sinks, filter_of, sinks_of
 from bridge.sinks.base import RequestPreview
 
 _EPILOG = """\
@@ -33,16 +33,10 @@ examples:
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `render`."""
     complete(command, _run, epilog=_EPILOG)
-    command.add_argument(
-        "--sink", default="", metavar="NAME", help="which sink (optional if there is only one)"
-    )
-    command.add_argument(
-        "--type", default="", metavar="TYPE", help="only these types; * matches anything (default: all)"
-    )
-    command.add_argument("--indent", action="store_true", help="indent the JSON")
-    command.add_argument(
-        "--digest", action="store_true", help="show all as one message, as `relay` gathers them"
-    )
+    add_text(command, "--sink", "NAME", "which sink (optional if there is only one)")
+    add_text(command, "--type", "TYPE", "only these types; * matches anything (default: all)")
+    add_flag(command, "--indent", "indent the JSON")
+    add_flag(command, "--digest", "show all as one message, as `relay` gathers them")
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from bridge.cli.common import complete, load_config
-from bridge.service.composition import run_forward, run_listen, run_relay
+from bridge.arguments import add_flag, complete, load_config
+from bridge.roles import run_forward, run_listen, run_relay
 
 _FORWARD = """\
 Runs until SIGTERM or SIGINT: it then polls once more, delivers waiting events for up to stop_seconds and exits 0.
@@ -43,7 +43,7 @@ def forward(command: argparse.ArgumentParser) -> None:
     complete(
         command, lambda arguments: run_forward(load_config(arguments), once=arguments.once), epilog=_FORWARD
     )
-    command.add_argument("--once", action="store_true", help="poll once, deliver, and exit")
+    add_flag(command, "--once", "poll once, deliver, and exit")
 
 
 def listen(command: argparse.ArgumentParser) -> None:
@@ -53,9 +53,7 @@ def listen(command: argparse.ArgumentParser) -> None:
         lambda arguments: run_listen(load_config(arguments), dry_run=arguments.dry_run),
         epilog=_LISTEN,
     )
-    command.add_argument(
-        "--dry-run", action="store_true", help="decide and publish receipts, but never POST to IMDS"
-    )
+    add_flag(command, "--dry-run", "decide and publish receipts, but never POST to IMDS")
 
 
 def relay(command: argparse.ArgumentParser) -> None:

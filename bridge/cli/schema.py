@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bridge.cli.common import OK
+from bridge.arguments import OK
 from bridge.contract.schemas import NAMES, file_name, schema
 from bridge.errors import UsageError
 from bridge.runtime.text import show

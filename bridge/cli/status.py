@@ -7,11 +7,11 @@ import sys
 import time
 from datetime import UTC, datetime
 
-from bridge.cli.common import FAILED, OK, complete, json_lines, state_folder
+from bridge.arguments import FAILED, OK, add_flag, complete, json_lines, state_folder
 from bridge.cli.units import find_units
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.status import read_report, render
 from bridge.runtime.text import show
-from bridge.service.status import read_report, render
 
 WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -30,13 +30,10 @@ def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `status`."""
     complete(command, _run, "--role", epilog=_EPILOG)
     form = command.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument("--watch", action="store_true", help="show it again every two seconds, until Ctrl+C")
-    form.add_argument(
-        "--check",
-        action="store_true",
-        help="print only what needs a person, for cron and monitoring, with the same exit code",
-    )
+    add_flag(form, "--json", "print JSON")
+    add_flag(form, "--watch", "show it again every two seconds, until Ctrl+C")
+    text = "print only what needs a person, for cron and monitoring, with the same exit code"
+    add_flag(form, "--check", text)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -1,130 +1,72 @@
-"""A trial of what every process does first: events are stored, and written as each sink sends them."""
+"""A trial of what every process does first: events are stored, and taken from what is stored."""
 
 from __future__ import annotations
 
 import logging
 import math
-import os
-import sqlite3
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bridge.config.sinks import SinkSettings
-from bridge.errors import DeliveryError, Rejected, StateError
+from bridge.delivery.dispatcher import Dispatcher
+from bridge.errors import StateError
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import KeptOutbox
 from bridge.runtime.time import Clock
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.parts import build_sinks
 from bridge.sinks.base import RequestPreview, Sink
 
 MAX_BYTES = 64 * 1024 * 1024
+_NAME = "check"
 
 
-def try_to_deliver(beside: Path, settings: Mapping[str, SinkSettings]) -> dict[str, str]:
-    """Store a sample of every type of event, and let each sink write those that it takes; nothing is sent.
-
-    Args:
-        beside: a folder on the disk to try; nothing stays in it.
-        settings: of the sinks, by their names.
-
-    Returns:
-        The sinks that cannot write an event, and why.
-
-    Raises:
-        ConfigError: a sink cannot be built.
-        OSError: the disk does not allow it.
-        StateError: an event cannot be stored, or not be taken from what is stored.
-    """
-    with ExitStack() as stack:
-        sinks = {name: stack.enter_context(closing(sink)) for name, sink in build_sinks(settings).items()}
-        scratch = Path(stack.enter_context(TemporaryDirectory(prefix="check-", dir=beside)))
-        _give_to_owner_of(beside, scratch)
-        stack.enter_context(_without_log())
-        try:
-            return _deliver(scratch, settings, sinks)
-        except OSError:
-            raise
-        except Exception as error:
-            is_clear = isinstance(error, StateError)
-            raise StateError(str(error) if is_clear else f"{type(error).__name__}: {error}") from error
-
-
-def runs_on() -> str:
-    """Return the versions that decide whether an event can be stored."""
-    return f"Python {sys.version.split()[0]} and SQLite {sqlite3.sqlite_version}"
-
-
-@dataclass(eq=False)
-class _Written(Sink):
-    """A sink that writes its requests, and sends none."""
-
-    sink: Sink
-    knows_duplicates = True
+class _Nowhere(Sink):
+    """Takes everything, and sends nothing."""
 
     def send(self, events: Sequence[StoredEvent]) -> None:
-        """Write the request."""
-        try:
-            self.preview(*events)
-        except DeliveryError:
-            raise
-        except Exception as error:
-            raise Rejected(f"{type(error).__name__}: {error}") from error
+        """Take the events."""
 
     def check(self) -> str:
-        """Check the sink."""
-        return self.sink.check()
+        """Find nothing wrong."""
+        return ""
 
     def preview(self, event: StoredEvent) -> RequestPreview:
-        """Return what the sink would send."""
-        return self.sink.preview(event)
+        """Return the event."""
+        return RequestPreview(head=(), body=event.body)
 
 
-def _deliver(
-    scratch: Path, settings: Mapping[str, SinkSettings], sinks: Mapping[str, Sink]
-) -> dict[str, str]:
-    clock, faults = Clock(), {}
-    wanted = {name: (Filter(types=one.types), False) for name, one in settings.items()}
-    folder = StateFolder(scratch / "outbox")
-    with closing(
-        Outbox(folder, clock=clock, sinks=wanted, max_bytes=MAX_BYTES, retain_seconds=0.0)
-    ) as outbox:
-        outbox.commit(samples(clock.now()))
-        for name, sink in sinks.items():
-            written = _Written(sink)
-            dispatcher = Dispatcher(name, written, max_age_seconds=math.inf, outbox=outbox, clock=clock)
-            while dispatcher.step() is None:
-                pass
-            if error := dispatcher.status().last_error:
-                faults[name] = error
-            if left := outbox.backlog(name)[0]:
-                raise StateError(f"{left} events still wait for sink {name}")
-        outbox.prune()
-        if outbox.storage_error:
-            raise StateError(outbox.storage_error)
-    return faults
+def try_to_store(beside: Path) -> None:
+    """Store a sample of every type of event, and take each again; nothing of it stays, and nothing is sent.
 
+    Args:
+        beside: a folder on the disk to try.
 
-def _give_to_owner_of(folder: Path, made: Path) -> None:
-    """Let the service's own user delete what was made, should this process be killed before it does."""
-    if sys.platform != "win32" and os.geteuid() == 0:
-        owner = folder.stat()
-        os.chown(made, owner.st_uid, owner.st_gid)
-
-
-@contextmanager
-def _without_log() -> Iterator[None]:
-    """Log nothing: what is wrong is returned."""
-    before = logging.root.manager.disable
+    Raises:
+        Exception: whatever this disk, this SQLite or this Python does not allow; nothing is logged.
+    """
+    logged = logging.root.manager.disable
     logging.disable()
     try:
-        yield
+        with TemporaryDirectory(prefix="check-", dir=beside) as folder:
+            _store(Path(folder, "outbox"))
     finally:
-        logging.disable(before)
+        logging.disable(logged)
+
+
+def _store(folder: Path) -> None:
+    clock, sinks = Clock(), {_NAME: (Filter(), False)}
+    outbox = KeptOutbox(
+        StateFolder(folder), clock=clock, sinks=sinks, max_bytes=MAX_BYTES, retain_seconds=0.0
+    )
+    with closing(outbox):
+        outbox.commit(samples(clock.now()))
+        dispatcher = Dispatcher(_NAME, _Nowhere(), max_age_seconds=math.inf, outbox=outbox, clock=clock)
+        while dispatcher.step() is None:
+            pass
+        left = outbox.backlog(_NAME)[0]
+        outbox.prune()
+        if left or outbox.storage_error:
+            raise StateError(outbox.storage_error or f"{left} events cannot be taken from what is stored")

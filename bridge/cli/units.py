@@ -28,9 +28,8 @@ def find_units(state_dir: Path, *roles: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _describe(unit: str, state: str, *, is_enabled: bool) -> tuple[str, str, bool]:
-    runs, ends = state == "running", state == "auto-restart"
-    text = (
-        f"{unit} is {'' if is_enabled else 'not '}enabled and {'runs' if runs else f'does not run ({state})'}"
-    )
-    remedy = f"journalctl -u {unit} -n 20" if ends else f"systemctl enable --now {unit}"
-    return text, "" if is_enabled and runs else remedy, ends or (is_enabled and not runs)
+    runs, fails = state == "running", state not in ("running", "dead")
+    how = "runs" if runs else f"does not run ({state})"
+    text = f"{unit} is {'' if is_enabled else 'not '}enabled and {how}"
+    remedy = f"journalctl -u {unit} -n 20" if fails else f"systemctl enable --now {unit}"
+    return text, "" if is_enabled and runs else remedy, fails or (is_enabled and not runs)

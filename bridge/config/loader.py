@@ -21,10 +21,9 @@ from pydantic_core import ErrorDetails
 
 from bridge.config.base import Faults, Secret, Settings, VariableText, hint_of_encoding, spellings
 from bridge.config.models import Config
-from bridge.config.registry import SECTIONS, SINK, Table, sink_settings, tables
+from bridge.config.registry import SECTIONS, SINK, sink_settings
 from bridge.config.sinks import SinkSettings
-from bridge.config.values import closest, nearest, quote, quote_path
-from bridge.contract.types import KNOWN_VALUES
+from bridge.config.values import nearest, quote, quote_path
 from bridge.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
@@ -207,7 +206,9 @@ def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
     if details["type"] == "extra_forbidden" and name in settings.known_keys():
         return f"{key}: expected only one of {' and '.join(spellings(name))}"
     if details["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_hint(settings, name, where)}"
+        known = settings.known_keys()
+        few = f"; expected {', '.join(known)}" if len(known) <= _FEW else ""
+        return f"{key}: unknown key{nearest(name, known, similarity=0.8) or few}"
     if details["type"] == "missing":
         also = f" (or {name}_file)" if f"{name}_file" in settings.known_keys() else ""
         return f"{key}: is missing{also}"
@@ -241,27 +242,6 @@ def _key(where: str, path: Sequence[int | str]) -> str:
     """Return the full name of a setting: `approvals.policy.allow[0].event_type`."""
     steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
     return "".join([where, *steps]).removeprefix(".") or "the file"
-
-
-def _hint(settings: type[Settings], name: str, where: str) -> str:
-    """Return what an unknown key is likely to mean: a key of another table, a similar one, or a criterion."""
-    known, section = settings.known_keys(), where.partition(".")[0]
-    elsewhere = _keys_of_all(section)
-    if near := closest(name, known, similarity=0.87 if name in elsewhere else 0.75):
-        return f"; did you mean {near}?"
-    if section == "sinks" and (criterion := closest(name, KNOWN_VALUES, similarity=0.9)):
-        return f"; did you mean where.{criterion}?"
-    if far := closest(name, elsewhere, similarity=0.8):
-        return f"; did you mean {elsewhere[far]}?"
-    return nearest(name, known) or (f"; expected {', '.join(known)}" if len(known) <= _FEW else "")
-
-
-def _keys_of_all(section: str) -> dict[str, str]:
-    """Return the full name of every key, and of every kind and format; where several have it, of this section."""
-    every = [Table(name=SINK, settings=SinkSettings), *tables()]
-    every.sort(key=lambda table: table.name.partition(".")[0] != section)
-    kinds = {one.condition.split('"')[-2]: f"[{one.name}]{one.condition}" for one in every if one.condition}
-    return kinds | {key: one.full_name(key) for one in reversed(every) for key in one.settings.known_keys()}
 
 
 def _name_variable(fault: str, variables: Mapping[str, str]) -> str:

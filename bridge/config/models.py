@@ -173,28 +173,6 @@ def find_exposed(config: Config, role: str) -> Iterator[Path]:
     yield from filter(_is_exposed, dict.fromkeys([*files, *folders]))
 
 
-def find_unreadable(config: Config, role: str) -> Iterator[Path]:
-    """Yield the files that a process cannot read that the systemd unit of its role starts.
-
-    Its user is not root and in no group. It has copies of the files in `ROLE.secrets` beside the configuration and of
-    those that drop-ins load (`LoadCredential`); of others it reads those that everybody may read.
-    """
-    etc = Path(os.path.abspath(config.path or "")).parent  # noqa: PTH100 - links such as listen.toml stay
-    units = etc.parent / "systemd/system"
-    is_its_own = os.path.realpath(etc / f"{role}.toml") == os.path.realpath(config.path or "")
-    if not is_its_own or not (units / f"imds-bridge-{role}.service").exists():
-        return
-    drop_ins = [path for name in ("", role) for path in units.glob(f"imds-bridge-{name}.service.d/*.conf")]
-    added = "".join(path.read_text("utf-8", "replace") for path in drop_ins)
-    for file in dict.fromkeys(_named_files(config.model_dump())):
-        loaded = re.search(rf"LoadCredential\w*\s*=\s*{re.escape(file.name)}\b", added)
-        is_copied = loaded or (etc / f"{role}.secrets" / file.name).exists()
-        if not is_copied or (file.is_absolute() and not file.parent.name.endswith("secrets")):
-            modes = [path.stat().st_mode for path in (file, *Path(os.path.realpath(file)).parents)]
-            if not all(mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH) for mode in modes):
-                yield file
-
-
 def _is_exposed(path: Path) -> bool:
     if sys.platform == "win32":  # permissions are lists there, of which stat shows nothing
         return False

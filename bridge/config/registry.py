@@ -1,4 +1,4 @@
-"""Every kind of sink and every webhook format, one line each; every table that a configuration can have.
+"""Every kind of sink and every webhook format, one line each.
 
 They are named, not imported: sinks and formats are layers above the settings, and a process loads only what its
 configuration has.
@@ -6,13 +6,11 @@ configuration has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from bridge.config.base import Faults, Settings
-from bridge.config.models import Config
+from bridge.config.base import Faults
 from bridge.config.sinks import SinkSettings
 from bridge.config.values import nearest, quote
 
@@ -82,37 +80,3 @@ SECTIONS = {
     "relay": "bridge.config.bus:RelaySettings",
     "console": "bridge.config.console:ConsoleSettings",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table of the configuration: its full name, the condition under which it is so, and its settings."""
-
-    name: str
-    condition: str = ""
-    settings: type[Settings]
-
-    def full_name(self, key: str) -> str:
-        """Return the name that a key of the table has in the whole configuration."""
-        return f"{self.name}.{key}{self.condition}" if self.name else f"{key} before the first [table]"
-
-
-def tables() -> Iterator[Table]:
-    """Yield every table, those that a table contains, or that its formats make of it, after it."""
-    yield from _with_inner(Table(name="", settings=Config))
-    for section, settings in SECTIONS.items():
-        yield from _with_inner(Table(name=section, settings=resolve_name(settings)))
-    for kind, (place, _) in SINK_KINDS.items():
-        settings, condition = resolve_name(place), f' with kind = "{kind}"'
-        yield Table(name=SINK, condition=condition, settings=settings)
-        for name in FORMATS if settings.has_formats else ():
-            of_format = f'{condition} and format = "{name}"'
-            yield Table(name=SINK, condition=of_format, settings=format_class(name).settings)
-
-
-def _with_inner(table: Table) -> Iterator[Table]:
-    yield table
-    for key in table.settings.model_fields:
-        if inner := table.settings.inner_settings(key):
-            name = f"{table.name}.{key}" if table.name else key
-            yield from _with_inner(Table(name=name, settings=inner))

@@ -145,10 +145,11 @@ class SinkSettings(Settings):
     def warnings(self) -> list[str]:
         """Describe what is accepted but looks like a slip: Azure may add values, so none is refused."""
         return [
-            f"where.{name}: given {values.quote(value)}, did you mean {meant}?"
+            f"where.{name}: given {values.quote(value)}{hint}"
             for name, wanted in self.where.items()
             for value in alternatives(wanted)
-            if (meant := values.likely_meant(str(value), KNOWN_VALUES.get(name, ())))
+            if value not in (known := KNOWN_VALUES.get(name, ()))
+            and (hint := values.nearest(value, known, similarity=values.LIKELY))
         ]
 
 
@@ -277,7 +278,8 @@ class WebhookSettings(SinkSettings, HttpSettings, IdentitySettings):
         """Yield URLs that take no such messages, and what contradicts another token or would show it."""
         yield from super().find_faults()
         url = self.url.read()
-        if re.match(r"https://[^/]*\.webhook\.office\.com/", url):
+        retired = r"(?i)https://([^/]+\.)?(webhook\.office\.com|outlook\.office(365)?\.com(:\d+)?/webhook)"
+        if re.match(retired, url):
             yield "url", "given a connector of Teams, which are retired; expected the URL of a workflow"
         if self.format == "slack" and re.match(r"https://[^/]*discord(app)?\.com/(?![^?]*/slack(\?|$))", url):
             yield "url", "given a webhook of Discord; expected its URL with /slack at the end"

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from base64 import b64decode
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
@@ -23,23 +23,17 @@ if TYPE_CHECKING:
     import ssl
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """Return "; did you mean X?" with the known name that is nearest, "" if none is near."""
-    meant = closest(name, known)
-    return f"; did you mean {meant}?" if meant else ""
+def nearest(name: object, known: Iterable[str], *, similarity: float = 0.5) -> str:
+    """Return "; did you mean X?" with the known name that is nearest in any letter case.
 
-
-def closest(name: object, known: Iterable[str], *, similarity: float = 0.5) -> str | None:
-    """Return the known name that is nearest in any letter case, None if none is as similar (0 to 1)."""
+    It is "" if none is as similar (0 to 1).
+    """
     by_lower = {one.lower(): one for one in known}
     close = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=similarity)
-    return by_lower[close[0]] if close else None
+    return f"; did you mean {by_lower[close[0]]}?" if close else ""
 
 
-def likely_meant(value: str, known: Collection[str]) -> str | None:
-    """Return the known value that an unknown one is likely to mean, in any letter case; None if none is."""
-    return None if value in known else closest(value, known, similarity=0.75)
-
+LIKELY = 0.75  # so similar are a value and the one that its author is likely to mean
 
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -48,9 +42,8 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)+(:\d
 
 def check_policy_value(value: str, known: tuple[str, ...]) -> str:
     """Refuse a likely slip, which in a deny rule would permit; any other value may be a new one of Azure's."""
-    meant = likely_meant(value, known)
-    if meant and meant.lower() != value.lower():
-        raise ValueError(f"expected one of {', '.join(known)}; did you mean {meant}?")
+    if value.lower() not in map(str.lower, known) and (hint := nearest(value, known, similarity=LIKELY)):
+        raise ValueError(f"expected one of {', '.join(known)}{hint}")
     return value
 
 

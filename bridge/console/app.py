@@ -51,10 +51,10 @@ from bridge.contract.types import KNOWN_VALUES
 from bridge.errors import BridgeError
 from bridge.events.envelope import decode_event
 from bridge.formats.text import format_duration, format_relative
+from bridge.process.status import find_unready
 from bridge.runtime.text import escape, sanitize
 from bridge.runtime.threads import stalled_threads
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
-from bridge.service.status import find_unready
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from bridge.console.writer import RETRY_AFTER_SECONDS, Writer
 from bridge.contract.status import ConsoleBus
 from bridge.errors import Unavailable
 from bridge.events.envelope import decode_event
+from bridge.forward.relay import Refusals
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
 from bridge.runtime.time import Clock
-from bridge.service.relay import Refusals
 
 PASS_SECONDS = 0.25
 BATCH_EVENTS = 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -91,14 +92,16 @@ def is_by_rule(data: Mapping[str, Json]) -> bool:
 
 
 def merge(reports: Iterable[Report]) -> ScheduledEvent | None:
-    """Merge all reports of one EventId; None if there is no change that is known here."""
+    """Merge all reports of one EventId, those of its last story; None if there is no change that is known here."""
     ordered = sorted(reports, key=lambda report: report.at)
     receipts = [report for report in ordered if report.kind in RECEIPTS]
     changes = [report for report in ordered if report.kind in _ORDER]
     changes.sort(key=lambda change: (change.at, _ORDER.index(change.kind)))
     if not changes:
         return None
-    end = _end(changes)
+    ended_at, changes = _last_story(changes)
+    receipts = [receipt for receipt in receipts if receipt.at > ended_at]
+    end = max((change for change in changes if change.kind in END_RANK), key=_credibility, default=None)
     started = next((change.at for change in changes if change.kind == "started"), None)
     first_notice = next((time for time in map(_not_before, changes) if time is not None), None)
     duration = _last(changes, "DurationInSeconds")
@@ -133,20 +136,15 @@ def resources_of(data: Mapping[str, Json]) -> tuple[str, ...]:
     return tuple(sorted(found, key=natural))
 
 
-def _end(changes: Sequence[Report]) -> Report | None:
-    """Return the end that is believed; None while the event is there, or once it is there again."""
-    ends = [change for change in changes if change.kind in END_RANK]
-    # Which ends each of the others is a return after: those that are older.
-    returns = [
-        (change.at - REOPEN_SECONDS * (change.kind != "scheduled"), change.at)
-        for change in changes
-        if change.kind not in END_RANK
-    ]
-    if not ends or any(older > ends[-1].at for older, _ in returns):
-        return None
-    reopened = [at for older, at in returns if older > ends[0].at]
-    current = [end for end in ends if not reopened or end.at > reopened[-1]]
-    return max(current or ends[-1:], key=_credibility)
+def _last_story(changes: list[Report]) -> tuple[float, list[Report]]:
+    """Return when the event ended before it came back last, and the changes since; all of them if it did not."""
+    before, first, ended_at = -math.inf, 0, math.inf
+    for place, change in enumerate(changes):
+        if change.kind in END_RANK:
+            ended_at = change.at
+        elif change.at > ended_at + REOPEN_SECONDS * (change.kind != "scheduled"):
+            before, first, ended_at = ended_at, place, math.inf
+    return before, changes[first:]
 
 
 def _credibility(end: Report) -> tuple[bool, int, float]:

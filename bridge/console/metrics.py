@@ -16,8 +16,8 @@ from bridge.console.rows import PREPARATIONS, WATCHES
 from bridge.console.store import Store
 from bridge.contract.status import Status
 from bridge.contract.types import KNOWN_VALUES
+from bridge.process.metrics import describe_process, gauge, single
 from bridge.runtime.threads import progress_ages
-from bridge.service.metrics import describe_process, gauge, single
 
 _STATUSES = ("Scheduled", "Started", "Advisory")
 _OTHER = "other"  # what Azure may add
@@ -79,9 +79,9 @@ def _open_events(events: Iterable[tuple[str, str, int]]) -> Metric:
     return gauge("console_open_events", "Open events.", ("type", "status"), known)
 
 
-def new_registry(figures: Figures) -> CollectorRegistry:
-    """Return all metrics of the console."""
+def new_registry(figures: Figures, last: Status | None = None) -> CollectorRegistry:
+    """Return all metrics of the console; `last` is the status that the run before has left."""
     registry = CollectorRegistry()
     registry.register(figures)
-    describe_process(registry)
+    describe_process(registry).set(last is not None and last.running is False)
     return registry

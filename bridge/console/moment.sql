@@ -33,10 +33,9 @@ WITH open AS MATERIALIZED (
 )
 SELECT key, CASE urgency WHEN 0 THEN 'overdue' WHEN 1 THEN 'started' WHEN 2 THEN '1h' WHEN 3 THEN 'later' ELSE 'gone' END,
     urgency, starts_at, iif(status = 'Started', 'Started', 'Scheduled'), vms,
-    iif(has_programs, (SELECT count(*) FROM preparation JOIN affected USING (key, folded)
-        WHERE preparation.key = due.key AND state = 'prepared'
-        AND (status <> 'Started' OR prepared_at <= ifnull(started_at, 9e99)) AND at > ifnull((SELECT max(at) FROM event WHERE event_id = due.key
-            AND event_id <> '' AND kind IN ('scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled')), 0)), NULL)
+    iif(has_programs, (SELECT count(*) FROM readiness JOIN affected USING (key, folded)
+        WHERE readiness.key = due.key AND state = 'prepared'
+        AND (status <> 'Started' OR prepared_at <= ifnull(started_at, 9e99))), NULL)
 FROM due;
 INSERT OR IGNORE INTO named
 SELECT affected.place, key, urgency, event, CASE
@@ -46,5 +45,5 @@ SELECT affected.place, key, urgency, event, CASE
         ELSE iif(event = 'Started' OR ifnull(starts_at, 0) < (SELECT at FROM moment) + 900, 'unprepared', 'waiting') END,
     affected.name, affected.folded, iif(vm.id IS NULL, ifnull((SELECT scope.id FROM scheduled JOIN scope USING ("group", scope)
         WHERE scheduled.key = current.key), 0), 0), vm.id IS NULL
-FROM current CROSS JOIN affected USING (key) LEFT JOIN preparation USING (key, folded) LEFT JOIN vm USING (place)
+FROM current CROSS JOIN affected USING (key) LEFT JOIN readiness USING (key, folded) LEFT JOIN vm USING (place)
 ORDER BY urgency, ifnull(starts_at, 0), key;

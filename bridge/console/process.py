@@ -30,11 +30,11 @@ from bridge.contract.status import ConsoleStatus, Status
 from bridge.errors import StateError, UsageError
 from bridge.imds.instance import Vm
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.metrics import MetricsServer
 from bridge.runtime import log as logs
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.threads import Signals, Stop, stalled_threads, start_thread
 from bridge.runtime.time import Clock, iso_utc
-from bridge.service.metrics import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Console:
             on_change=self.live.notify,
         )
         self.bus = self._bus_input()
-        registry = new_registry(Figures(self.status, self._store))
+        registry = new_registry(Figures(self.status, self._store), self._folder.read_status())
         self._metrics = self._metrics_server(config, registry)
         key = self.settings.form_key.read() if self.settings.form_key else ""
         approvals = self._approvals(config, key)
@@ -137,7 +137,7 @@ class Console:
         self.end()
         for thread in threads:
             thread.join(STOP_SECONDS)
-        self._write_status(running=False)
+        self._write_status(running=not signal)
         if self._metrics:
             self._metrics.close()
         self.close()
@@ -221,8 +221,8 @@ class Console:
     def _approvals(self, config: Config, key: str) -> Approvals | None:
         if config.approvals is None or not config.approvals.has_bus:
             return None
+        from bridge.approvals.sender import ApproveCommand, send_command  # noqa: PLC0415 - it loads the Azure packages
         from bridge.imds.instance import approval_session  # noqa: PLC0415
-        from bridge.service.command_sender import ApproveCommand, send_command  # noqa: PLC0415 - it loads the Azure packages
 
         settings = config.approvals
 

@@ -50,10 +50,7 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventRow(ScheduledEvent):
-    """An event at this moment.
-
-    `stay` is the last end before it was announced again; of `mine_first`, `mine` counts the VMs of the filter.
-    """
+    """An event at this moment; of `mine_first`, `mine` counts the VMs of the filter."""
 
     starts_at: Annotated[MaybeTime, Field(description="Of a started event, when it started.")] = None
     due: Annotated[str, Field(description=f"One of {', '.join(DUES)}, ended, left: no longer followed.")] = ""
@@ -70,7 +67,6 @@ class EventRow(ScheduledEvent):
             description="How many of `resources` a program has prepared; null if none has one for this type."
         ),
     ] = None
-    stay: Annotated[MaybeTime, Field(exclude=True)] = None
     mine: Annotated[int, Field(exclude=True)] = 0
 
     @property
@@ -407,7 +403,7 @@ def count_vms(store: sqlite3.Connection, wanted: Filter = EVERY) -> Counter[str]
 
 def preparations_of(store: sqlite3.Connection, key: str) -> dict[str, tuple[str, str]]:
     """Return by folded name what the programs of VMs said last about an event: the state, and a detail or ""."""
-    query = "SELECT folded, state, detail FROM preparation WHERE key = ?"
+    query = "SELECT folded, state, detail FROM readiness WHERE key = ?"
     return {folded: (state, detail) for folded, state, detail in store.execute(query, (key,))}
 
 
@@ -531,7 +527,7 @@ def count_prepared(store: sqlite3.Connection, since: float, wanted: Filter) -> t
     row = store.execute(
         "SELECT count(iif(prepared_at <= started_at, 1, NULL)), count(*) "  # noqa: S608 - constants
         "FROM (SELECT 1 FROM preparation WHERE prepared_at LIMIT 1) CROSS JOIN event_now "
-        f"JOIN affected USING (key) LEFT JOIN preparation USING (key, folded) WHERE {where.condition}",
+        f"JOIN affected USING (key) LEFT JOIN readiness USING (key, folded) WHERE {where.condition}",
         where.values,
     ).fetchone()
     return row[0], row[1]

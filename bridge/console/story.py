@@ -110,7 +110,7 @@ def witnesses(
 ) -> list[Witness]:
     """Return every VM that Azure tells or that saw the event: the affected ones first, of them those of the filter.
 
-    Of each of them, those that did not see it come first.
+    Of each of them, those that did not see it come first. What was before an event came back does not count.
 
     Args:
         event: the event.
@@ -125,7 +125,7 @@ def witnesses(
     names = {**{vm.folded: vm.name for vm in vms}, **affected}
     first: dict[str, float] = {}
     saw: dict[str, list[str]] = defaultdict(list)
-    for report in reports:
+    for report in (one for one in reports if one.at >= event.first_seen_at):
         title = _TITLES.get(report.kind.removeprefix("scheduledevent."), "")
         for name, at in report.seen_by:
             key, delay = fold_name(name), at - report.seen_by[0][1]

@@ -24,27 +24,33 @@ CREATE TEMP TABLE named (
     scope INTEGER,
     is_stranger INTEGER NOT NULL
 );
+-- What programs did for an event since it came back, or since ever: not what is older than the end before that.
+CREATE TEMP VIEW readiness AS
+SELECT key, folded, state, detail, iif(prepared_at > ended_at, prepared_at, (SELECT min(event.at) FROM event JOIN vm ON vm.id = event.vm
+    WHERE event_id = stay.key AND event_id <> '' AND event.at > ended_at AND kind = 'approval.prepared' AND vm.folded = stay.folded)) AS prepared_at
+FROM (SELECT preparation.*, ifnull((SELECT max(event.at) FROM event WHERE event_id = preparation.key AND event_id <> ''
+    AND kind IN ('scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled')
+    AND event.at < (SELECT first_seen_at FROM scheduled WHERE scheduled.key = preparation.key)), 0) AS ended_at FROM preparation) AS stay
+WHERE at > ended_at;
 -- Which VM saw which Scheduled Event.
 CREATE TEMP VIEW witness AS
-SELECT event_id AS key, vm.folded FROM event JOIN sighting ON sighting.id = event.sighting JOIN vm ON vm.id = sighting.vm
+SELECT event_id AS key, event.at, vm.folded FROM event JOIN sighting ON sighting.id = event.sighting JOIN vm ON vm.id = sighting.vm
 WHERE event_id <> '' AND kind LIKE 'scheduledevent.%';
 CREATE TEMP VIEW event_now AS
 SELECT scheduled.*,
     iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
     iif(is_open, ifnull((SELECT due FROM current WHERE current.key = scheduled.key), 'left'), 'ended') AS due,
     (SELECT count(*) FROM affected WHERE affected.key = scheduled.key
-        AND folded IN (SELECT folded FROM witness WHERE witness.key = scheduled.key)) AS seen,
-    (SELECT count(DISTINCT folded) FROM witness WHERE witness.key = scheduled.key
+        AND folded IN (SELECT folded FROM witness WHERE witness.key = scheduled.key AND at >= first_seen_at)) AS seen,
+    (SELECT count(DISTINCT folded) FROM witness WHERE witness.key = scheduled.key AND at >= first_seen_at
         AND folded NOT IN (SELECT folded FROM affected WHERE affected.key = scheduled.key)) AS seen_by_others,
-    (SELECT max(at) FROM event WHERE event_id = scheduled.key AND event_id <> ''
-        AND kind IN ('scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled')) AS stay,
     -- Azure may answer a VM's first question after two minutes, and show events five minutes later.
     (SELECT EXISTS (SELECT 1 FROM run WHERE run.vm = first.vm AND started_at BETWEEN first.at - 420 AND first.at + 60)
         FROM event AS first WHERE first.event_id = scheduled.key AND first.event_id <> ''
-        AND first.kind LIKE 'scheduledevent.%' ORDER BY first.at LIMIT 1) AS seen_late,
+        AND first.kind LIKE 'scheduledevent.%' AND first.at >= first_seen_at ORDER BY first.at LIMIT 1) AS seen_late,
     -- Of an event that has ended, who was prepared before its start.
     iif(event_type IN program, ifnull((SELECT prepared FROM current WHERE current.key = scheduled.key), (SELECT count(*)
-        FROM preparation JOIN affected USING (key, folded) WHERE preparation.key = scheduled.key
+        FROM readiness JOIN affected USING (key, folded) WHERE readiness.key = scheduled.key
         AND prepared_at <= ifnull(started_at, 9e99))), NULL) AS prepared
 FROM scheduled;
 -- Who watches each VM that is on some list, or has left them. A VM that was not identified for a while is left out once an

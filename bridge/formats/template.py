@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, tzinfo
 from functools import partial
@@ -27,7 +27,9 @@ from bridge.config.base import Fault, Faults
 from bridge.config.sinks import ChatSettings, WebhookSettings
 from bridge.config.values import nearest, quote_path
 from bridge.contract.types import PROPERTIES
+from bridge.events.filters import Filter
 from bridge.formats.base import ChatFormat
+from bridge.formats.samples import samples
 from bridge.formats.text import instant_of
 from bridge.runtime.json import Json
 from bridge.runtime.time import iso_utc
@@ -179,13 +181,18 @@ class Template(ChatFormat):
         self._texts: dict[str, _Text] = {}
         self._shape = self._compile(settings.template, "template")
 
-    def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:
-        """Try the template on events of every type that will come.
+    def check(self, now: datetime) -> None:
+        """Try the template on a sample of every type that will come.
 
         Raises:
             ValueError: it names what none of them has, or fails for one; says where, and what comes near.
         """
-        every = {str(event.get("type")): self._variables(event, now) for event in events}
+        taken = Filter(types=self._settings.types)
+        every = {
+            sample.type: self._variables(sample.envelope, now)
+            for sample in samples(now)
+            if taken.matches_type(sample.type)
+        }
         known = {name for variables in every.values() for name in _names(variables)}
         full = {f"{root}.{name}" for one in every.values() for root in _ROOTS[:3] for name in one[root] or ()}
         faults: list[str] = []

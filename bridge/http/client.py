@@ -33,13 +33,12 @@ from bridge.config.sinks import HttpSettings
 from bridge.config.values import UNTRUSTED, UNTRUSTED_MARKS, check_proxy
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.runtime.text import register_secret
-from bridge.runtime.threads import PauseWatch, extend_deadline
+from bridge.runtime.threads import extend_deadline, may_be_cut
 from bridge.runtime.time import parse_http_date
 
 CONNECT_SECONDS = 5.0
 FIRST_SECONDS = 0.25
 SLOW_FACTOR = 3
-IDLE_SECONDS = 30.0  # load balancers and NAT gateways forget a connection after minutes, and do not say so
 MAX_BODY_BYTES = 64 * 1024
 LONG_PART = 16  # shorter parts of a URL may be words that logs need
 USER_AGENT = f"imds-bridge/{__version__}"
@@ -164,8 +163,8 @@ class _Adapter(HTTPAdapter):
 class HttpClient:
     """Kept-alive connections with verified TLS, as a receiver's settings describe them; for one thread at a time.
 
-    One that was idle for more than IDLE_SECONDS, or open while this process was held up, is not used again. Each new
-    one reads the files again, and `reload` the proxy's.
+    One that was idle for more than 2 s is not used again: a pause of the VM may have cut it. Each new one reads the
+    files again, and `reload` the proxy's.
 
     Raises:
         OSError, ValueError: the proxy cannot be used.
@@ -174,7 +173,7 @@ class HttpClient:
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         self._session = self._make_session()
-        self._used_at, self._took_seconds, self._was_held_up = 0.0, 0.0, PauseWatch()
+        self._used_at, self._took_seconds = 0.0, 0.0
 
     def reload(self) -> None:
         """Read the proxy again; open connections are closed."""
@@ -217,7 +216,7 @@ class HttpClient:
 
     def _exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         request = self._prepare(method, url, headers, body)
-        if self._was_held_up() or time.monotonic() > self._used_at + IDLE_SECONDS:
+        if may_be_cut(time.time() - self._used_at):
             self.close()
         limit_seconds = self._settings.timeout_seconds
         extend_deadline(CONNECT_SECONDS + limit_seconds)
@@ -237,7 +236,7 @@ class HttpClient:
         self._took_seconds = time.monotonic() - began_at
         with contextlib.closing(response):
             answered = _read(response, began_at + limit_seconds)
-        self._used_at = time.monotonic()
+        self._used_at = time.time()
         if self._session.proxies and response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
             raise _proxy_refusal(response.status_code)
         return Answer(status=response.status_code, headers=response.headers, body=answered)

@@ -13,7 +13,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
 from http import HTTPStatus
 from http.client import (
@@ -35,8 +35,8 @@ from bridge.imds.discovery import search
 from bridge.imds.instance import Vm, parse_vm
 from bridge.runtime.json import BoundedDecoder, Json, read_object
 from bridge.runtime.text import one_line
-from bridge.runtime.threads import PauseWatch, extend_deadline
-from bridge.runtime.time import Clock, parse_http_date
+from bridge.runtime.threads import extend_deadline, may_be_cut
+from bridge.runtime.time import Clock, parse_instant
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class ImdsClient:
 
     def __post_init__(self) -> None:
         self._kept: socket.socket | None = None
-        self._was_held_up = PauseWatch()
+        self._used_at = 0.0  # the kept connection, by the wall clock
         self._first: socket.socket | None = None  # with the first request, which turns the service on
         self._fallback: Fallback | None = None
         self._late_seconds = LATE_SECONDS
@@ -121,23 +121,11 @@ class ImdsClient:
             ImdsError: no status 200 with a complete body of at most 4 MiB in time.
         """
         deadline, keeps_first = time.monotonic() + timeout_seconds, timeout_seconds > CALL_SECONDS
-        with self.measured(), ExitStack() as stack:
-            stack.callback(self._close_first)
-            while (left := deadline - time.monotonic()) > self._late_seconds:
-                try:
-                    return self._ask(limit_seconds=self._late_seconds, keeps_first=keeps_first)
-                except ImdsError as error:
-                    if not isinstance(error, NoAnswerError):
-                        if self._first is None:
-                            raise
-                        select.select([self._first], [], [], self._late_seconds)
-                    self._late_seconds *= 2
-                    if keeps_first:
-                        self._late_seconds = min(self._late_seconds, CALL_SECONDS)
-                    if waiting:
-                        waiting()
-            self._late_seconds = min(self._late_seconds, CALL_SECONDS)
-            return self._ask(limit_seconds=left, keeps_first=keeps_first)
+        with self.measured():
+            try:
+                return self._ask_until(deadline, keeps_first, waiting)
+            finally:
+                self._close_first()
 
     def instance(self, limit_seconds: float = INSTANCE_SECONDS) -> Vm:
         """Return who this VM is, from instance data unless the settings name it.
@@ -181,7 +169,7 @@ class ImdsClient:
     def clock_ahead_seconds(self) -> float | None:
         """How far this VM's clock is ahead of IMDS's now, by the last good answer's `Date`; None if it had none."""
         date, at = self._dated
-        sent = parse_http_date(date)
+        sent = parse_instant(date)
         since = self.clock.monotonic() - at
         return round(self.clock.wall() - sent.timestamp() - since, 1) if sent else None
 
@@ -200,6 +188,24 @@ class ImdsClient:
     def _api_version(self) -> str:
         is_refused = self._fallback and self.clock.monotonic() < self._fallback.until
         return API_VERSION if is_refused else self.settings.api_version
+
+    def _ask_until(self, deadline: float, keeps_first: bool, waiting: Callable[[], object] | None) -> bytes:
+        """Ask for the document, again and again while there is no answer."""
+        while (left := deadline - time.monotonic()) > self._late_seconds:
+            try:
+                return self._ask(limit_seconds=self._late_seconds, keeps_first=keeps_first)
+            except ImdsError as error:
+                if not isinstance(error, NoAnswerError):
+                    if self._first is None:
+                        raise
+                    select.select([self._first], [], [], self._late_seconds)
+                self._late_seconds *= 2
+                if keeps_first:
+                    self._late_seconds = min(self._late_seconds, CALL_SECONDS)
+                if waiting:
+                    waiting()
+        self._late_seconds = min(self._late_seconds, CALL_SECONDS)
+        return self._ask(limit_seconds=left, keeps_first=keeps_first)
 
     def _ask(self, content: str = "", *, limit_seconds: float, keeps_first: bool = False) -> bytes:
         """GET what is about Scheduled Events, or POST content, in the version that IMDS knows."""
@@ -261,6 +267,7 @@ class ImdsClient:
             if not is_kept:
                 raise
             return self._exchange(path, content, deadline, keeps_first)
+        self._used_at = self.clock.wall()
         if answer.will_close:
             self.close()
         return answer, body
@@ -286,9 +293,9 @@ class ImdsClient:
 
     def _connect(self, deadline: float) -> tuple[socket.socket, bool]:
         """Return a connection and whether it is the kept one."""
-        was_held_up = self._was_held_up()
         # What is there to read before a request is the end of the connection, or would be taken for the next answer.
-        if self._kept and (was_held_up or select.select([self._kept], [], [], 0)[0]):
+        is_cut = may_be_cut(self.clock.wall() - self._used_at)
+        if self._kept and (is_cut or select.select([self._kept], [], [], 0)[0]):
             self.close()
         is_kept = self._kept is not None
         sock = self._kept or self._open(min(CONNECT_SECONDS, _left(deadline)))

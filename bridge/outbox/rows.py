@@ -23,9 +23,8 @@ READ_BYTES = 4 * 1024 * 1024
 STATE = "state"
 RUN, LOSSES, SINKS, FILTERS = "run", "losses", "sinks", "filters"
 OWN = (RUN, LOSSES, SINKS, FILTERS)
-# What the last document showed, what it had shown before a start that could not read it, and which events have ended
-# since; what is kept of memory says whether there was such a start.
-WATCH, UNREAD_WATCH, ENDED, IS_UNREAD = "watch", "unread-watch", "ended", "is-unread"
+# What the last document showed, and that the next one is published as a whole.
+WATCH, AGAIN = "watch", "again"
 VM = "vm"  # who the VM is, and the boot in which that was learned
 LOST = "lost"  # that records were lost, which the listener has not acted on
 OWED = "owed"  # which programs have to put the VM back to work
@@ -213,6 +212,10 @@ class Ledger(Database):
     def note_seq(self, seq: int) -> None:
         """Remember the last number that was given, also where its event is deleted."""
         self.save_record(STATE, RUN, {**(self.record(STATE, RUN) or {}), "seq": seq})
+
+    def has_urgent(self, sink: str, states: Iterable[int]) -> bool:
+        """Return whether an event that is or was urgent waits for a sink in one of these states."""
+        return any(self.execute("has-urgent", sink, state).fetchone() for state in states)
 
     def counts(self, statement: str) -> dict[str, int]:
         """Return what a statement counts for each sink."""

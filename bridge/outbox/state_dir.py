@@ -8,8 +8,6 @@ import json
 import os
 import re
 import shutil
-import sys
-import time
 import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -17,12 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from bridge.contract.status import Status, from_json, to_json
-from bridge.errors import StateError
+from bridge.outbox.lock import FolderLock
 from bridge.runtime.json import BoundedDecoder, Json, read_object
 
 DATABASE = "outbox.db"
 STATUS = "status.json"
-LOCK = "lock"
 # Files that are written in place, which a full disk allows: the time of the last usable answer, and numbers of
 # events: the last one given, and the last one that must not be missing.
 LAST_GOOD, LAST_NUMBER = "last-good", "last-number"
@@ -34,9 +31,6 @@ MAX_NUMBER = 2**62
 DAMAGED_FILE, SALVAGED_FILE = "damaged", "salvaged"
 OTHER_VM_FILE = "other-vm"
 
-# Who only looks whether the folder is held holds it for an instant.
-LOCK_TRIES = 5
-LOCK_PAUSE_SECONDS = 0.05
 # The status file has room to spare, so that a full disk can still say that it is full.
 STATUS_BLOCK_BYTES = 16 * 1024
 # It has the whole document, of which IMDS sends far less.
@@ -54,7 +48,8 @@ class StateFolder:
         self.path = path
         self.database = path / DATABASE
         self.moved_to = self.database  # where the database was moved last
-        self._files: dict[str, int] = {}  # the lock, and the files that are written in place
+        self._lock = FolderLock(path)
+        self._files: dict[str, int] = {}  # those that are written in place
         self._numbers: tuple[int, int] | None = None
 
     def acquire(self) -> None:
@@ -68,34 +63,21 @@ class StateFolder:
         if self.path.stat().st_mode & 0o077:
             with contextlib.suppress(OSError):
                 self.path.chmod(0o700)
-        if not self._is_locked():
+        if not self._lock.is_held():
             self.release()
-            self._files[LOCK] = self._take()
-            # without room for it the lock counts all the same
-            self._write_in_place(LOCK, f"{f'{os.getpid()} {_pid_namespace()}':<20}".encode())
+            self._lock.take()
 
     def release(self) -> None:
         """Let another process have the folder."""
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
+        self._lock.release()
         self._numbers = None
 
     def owner(self) -> str | None:
         """Return who holds the folder, None if no process does; who may not read the lock does not know."""
-        try:
-            lock = os.open(self.path / LOCK, os.O_RDONLY)
-        except PermissionError:
-            return "a process whose lock this user may not read"
-        except OSError:
-            return None
-        try:
-            _lock(lock)
-            return None  # noqa: TRY300 - nobody else held it
-        except OSError:
-            return _read_owner(lock)
-        finally:
-            os.close(lock)
+        return self._lock.owner()
 
     def move_aside(self, why: str) -> Path:
         """Rename the database, so that a new one can be started; return its new place.
@@ -239,34 +221,6 @@ class StateFolder:
         except OSError:
             return b""
 
-    def _is_locked(self) -> bool:
-        """Return whether ours is the lock that other processes see: the folder may have been replaced."""
-        try:
-            return LOCK in self._files and os.path.samestat(
-                os.fstat(self._files[LOCK]), (self.path / LOCK).stat()
-            )
-        except FileNotFoundError:
-            return False
-
-    def _take(self) -> int:
-        path = self.path / LOCK
-        try:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:
-            if not path.exists():
-                raise
-            lock = os.open(path, os.O_RDONLY)  # on a disk that can only be read
-        for _ in range(LOCK_TRIES):
-            with contextlib.suppress(BlockingIOError, PermissionError):
-                _lock(lock)
-                return lock
-            time.sleep(LOCK_PAUSE_SECONDS)
-        owner = _read_owner(lock)
-        os.close(lock)
-        raise StateError(
-            f"{self.path} is held by {owner}: stop that process, or give this one its own state_dir"
-        )
-
 
 def try_to_write(folder: Path) -> None:
     """Write what needs as much new room as a notice, and wait for the disk; nothing of it stays.
@@ -303,36 +257,3 @@ def _rename(path: Path, target: Path) -> None:
                 one.replace(renamed)
                 undo.callback(renamed.replace, one)
         undo.pop_all()
-
-
-def _read_owner(lock: int) -> str:
-    try:
-        os.lseek(lock, 0, os.SEEK_SET)
-        pid, _, namespace = os.read(lock, 32).decode("ascii", "replace").strip().partition(" ")
-    except OSError:  # Windows lets no one read what is locked
-        pid = namespace = ""
-    if not pid.isdigit():
-        return "another process"
-    is_near = namespace in ("", _pid_namespace())  # the version before wrote none
-    return f"process {pid}" if is_near else f"process {pid} of another container (PID namespace)"
-
-
-def _pid_namespace() -> str:
-    """Return a number that processes share whose process ids can be compared, "" where there is none."""
-    with contextlib.suppress(OSError):
-        return str(Path("/proc/self/ns/pid").stat().st_ino)
-    return ""
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(lock: int) -> None:
-        # Beyond the text, so that others can read who holds it.
-        os.lseek(lock, 4096, os.SEEK_SET)
-        msvcrt.locking(lock, msvcrt.LK_NBLCK, 1)
-else:
-    import fcntl
-
-    def _lock(lock: int) -> None:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,38 +1,31 @@
-"""Where the outbox is kept: in its file, or in memory while the file cannot be used."""
+"""Where the rows are: in the file, or in memory while the file cannot be used."""
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bridge.errors import StateError, Stopped
 from bridge.events.urgency import Now
 from bridge.outbox import rows
 from bridge.outbox.rows import Ledger, Loss
-from bridge.outbox.sqlite import ERRORS, is_damage, log_bytes
-from bridge.outbox.state_dir import DAMAGED_FILE, OTHER_VM_FILE, StateFolder
-from bridge.outbox.transfer import WantedBy, copy_back, fill_memory, salvage
-from bridge.runtime.json import Json
+from bridge.outbox.sqlite import ERRORS, is_damage
+from bridge.outbox.state_dir import DAMAGED_FILE, StateFolder
+from bridge.outbox.transfer import fill_memory
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # What is copied of the file when it fails leaves room in memory for new events.
 COPY_BYTES = 16 * 1024 * 1024
-# How long a start waits for another program, such as a virus scanner, to close the file.
-IN_USE_SECONDS = 2.0
-IN_USE_PAUSE_SECONDS = 0.1
 
 
 @dataclass(kw_only=True)
-class _File:
+class File:
     """The file in use; `version` changes when another program has written to it."""
 
     database: Ledger
@@ -41,7 +34,7 @@ class _File:
 
 
 @dataclass(kw_only=True)
-class _Memory:
+class Memory:
     """What is used while the file cannot be.
 
     Attributes:
@@ -51,8 +44,7 @@ class _Memory:
             same events in the file.
         done: of the others, what sinks have had since the file failed.
         published: losses that were published since then.
-        is_unread: whether this process has not seen yet what the file knows.
-        is_blind: whether nothing of the file could be read when this process started.
+        is_blind: whether the state in the file could not be read when this process started.
     """
 
     database: Ledger
@@ -60,15 +52,13 @@ class _Memory:
     own_after: int
     done: set[tuple[str, int]] = field(default_factory=set)
     published: list[Loss] = field(default_factory=list)
-    is_unread: bool = False
     is_blind: bool = False
 
 
 class Storage:
     """The current database. Of its methods only `run` may be called without the lock.
 
-    Only `open` raises because of the disk, and only StateError; `run` raises it for damage, with which only a start
-    can deal.
+    `run` raises StateError for damage, with which only a start can deal. FileStorage opens the file.
 
     Attributes:
         errors: how often the file could not be used.
@@ -77,18 +67,13 @@ class Storage:
     """
 
     def __init__(
-        self,
-        folder: StateFolder,
-        lock: AbstractContextManager[Any],
-        now: Callable[[], Now],
-        wanted_by: WantedBy,
+        self, folder: StateFolder, lock: AbstractContextManager[Any], now: Callable[[], Now]
     ) -> None:
-        """Use the file in `folder`; `run` takes the lock, `wanted_by` names the sinks that take an event."""
+        """Use the file in `folder`; `run` takes the lock."""
         self._folder = folder
         self._lock = lock
         self._now = now
-        self._wanted_by = wanted_by
-        self._used: _File | _Memory | None = None  # None: not opened yet, or closed
+        self._used: File | Memory | None = None  # None: not opened yet, or closed
         self._why_aside = ""  # why the file must be moved aside before anything else
         self.errors = 0
         self.last_seq = self.file_seq = 0
@@ -99,8 +84,8 @@ class Storage:
         return self._memory.error if self._memory else None
 
     @property
-    def _memory(self) -> _Memory | None:
-        return self._used if isinstance(self._used, _Memory) else None
+    def _memory(self) -> Memory | None:
+        return self._used if isinstance(self._used, Memory) else None
 
     @property
     def database(self) -> Ledger:
@@ -112,23 +97,6 @@ class Storage:
         if self._used is None:
             raise Stopped("the outbox is closed")
         return self._used.database
-
-    def open(self) -> None:
-        """Hold the folder and open the file, or start in memory with what can be read of it.
-
-        Raises:
-            StateError: another process holds the folder, or a newer version wrote the file.
-        """
-        deadline = time.monotonic() + IN_USE_SECONDS
-        while True:
-            try:
-                return self._use_file()
-            except (OSError, *ERRORS) as error:
-                # In memory, it would not be known how often a change was seen before, and which run was the last.
-                is_in_use = sys.platform == "win32" and self._folder.is_in_use()
-                if not is_in_use or time.monotonic() > deadline:
-                    return self._open_memory(error)
-            time.sleep(IN_USE_PAUSE_SECONDS)
 
     def run(self, work: Callable[[Ledger], T], *, synced: bool | None = None) -> T:
         """Run `work` on the current database; where the file fails, again on the memory that takes its place.
@@ -179,45 +147,12 @@ class Storage:
         self._folder.write_numbers(self.last_seq, needed)
 
     def keep_state(self) -> None:
-        """Write down what is remembered for ever, where only memory has it: a kill must not lose it."""
-        if memory := self._memory:
-            self._folder.keep({**memory.database.state(), rows.IS_UNREAD: memory.is_unread})
+        """Write down what is remembered for ever, where only memory has it: a kill must not lose it.
 
-    def size_bytes(self) -> int:
-        """Return how large the file is with its log, or what memory has."""
-        if self._memory:
-            return self.run(Ledger.used_bytes)
-        return self._folder.database.stat().st_size + log_bytes(self._folder.database)
-
-    def recover(self) -> bool:
-        """Use the file again where it failed or was removed; return whether what it has may have changed."""
-        if self._used is None:
-            return False
-        if isinstance(file := self._used, _File):
-            if not self._is_gone(file):
-                before, file.version = file.version, self.run(Ledger.version)
-                return self._used is file and file.version != before
-            self._use_memory(FileNotFoundError("the state folder was removed while in use"), file.database)
-        try:
-            self._use_file()
-        except (OSError, StateError, *ERRORS) as error:
-            if memory := self._memory:
-                memory.error = self._note(error)
-            self.note_numbers()  # the folder may be another one
-        return self.error is None
-
-    def replace(self, state: Mapping[str, Json]) -> Path:
-        """Move another VM's file away as soon as the disk allows it, and start anew; return where the file is.
-
-        `state` is kept before the file moves: a kill between the two loses nothing of it.
+        What a start without the state remembers is less than the state.
         """
-        self.close()
-        self._why_aside, self.last_seq = OTHER_VM_FILE, 0
-        self._folder.forget()
-        self._folder.keep(state)
-        self.open()
-        self.run(lambda database: database.save_state(state), synced=True)  # the disk may have kept nothing
-        return self._folder.moved_to
+        if (memory := self._memory) and not memory.is_blind:
+            self._folder.keep(memory.database.state())
 
     def close(self) -> None:
         """Close the database."""
@@ -225,130 +160,10 @@ class Storage:
             self._used.database.close()
             self._used = None
 
-    # The file
-
-    def _use_file(self) -> None:
-        """Open the file, or a new one instead of one that is moved aside, and bring into it what it lacks."""
-        self._folder.acquire()
-        is_emptied = self._used is None and self._folder.is_emptied()
-        for _ in range(2):
-            if self._why_aside:
-                self._folder.move_aside(self._why_aside)
-                self._why_aside = ""
-            try:
-                with ExitStack() as stack:
-                    file = stack.enter_context(closing(Ledger(self._folder.database)))
-                    if self._is_other_vms(file):
-                        self._give_up_unread(file)
-                        continue
-                    with file.transaction():
-                        self._take_over(file, is_emptied=is_emptied)
-                    stack.pop_all()
-                return self._begin_file(file)
-            except ERRORS as error:
-                if not self._is_damage(error):
-                    raise
-                log.error("the state store is damaged: %s", error)  # noqa: TRY400 - the text is enough
-                self._why_aside, failure = DAMAGED_FILE, error
-        raise failure
-
-    def _begin_file(self, file: Ledger) -> None:
-        was = self.error
-        self.close()
-        inode = self._folder.database.stat().st_ino
-        self._used = _File(database=file, inode=inode, version=file.version())
-        self._folder.note_salvaged()
-        self._folder.keep({})
-        if was is not None:
-            log.warning("the state store works again", extra={"was": was})
-        self.note_numbers()
-
-    def _is_other_vms(self, file: Ledger) -> bool:
-        """Return whether the file, and a start that could not read it, know their VMs, and these are two."""
-        own = self._unread_vm_id()
-        return bool(own) and file.vm_id() not in ("", own)
-
-    def _unread_vm_id(self) -> str:
-        """Return who the VM is by a start that could not read the file, of this process or of one that was killed."""
-        if self._used is None:
-            return rows.vm_id_of(self._folder.read_kept().get(rows.VM))
-        return self.database.vm_id() if self._memory and self._memory.is_unread else ""
-
-    def _give_up_unread(self, file: Ledger) -> None:
-        """Have another VM's file moved aside, which nothing has to catch up with, and note a loss."""
-        text = "the state is another VM's (a clone or an image?): moved aside"
-        loss = Loss(reason=rows.OTHER_VM, count=None)
-        log.error(text, extra={"was": file.vm_id(), "is": self._unread_vm_id()})
-        if self._memory:
-            self.database.note_losses([loss])
-        else:
-            self._folder.keep({**self._folder.read_kept(), rows.LOSSES: [asdict(loss)]})
-        self._why_aside, self.file_seq = OTHER_VM_FILE, 0
-
-    def _take_over(self, file: Ledger, *, is_emptied: bool) -> None:
-        """Bring into the file what it lacks of damaged files and of memory; note a loss.
-
-        A transaction that failed, an earlier take-over included, may be in the file all the same. To repeat it is
-        harmless: what it brought is replaced, and what waits of it is what waits in memory.
-        """
-        damaged = self._folder.damaged()
-        for path in damaged:
-            text = "the damaged state store is moved aside; every readable row is copied to a new one"
-            log.error(text, extra={"kept_as": str(path)})
-            salvage(path, file, self._wanted_by)
-        given, needed = self._folder.read_numbers()
-        found, kept = file.last_seq(), {} if self._used else self._folder.read_kept()
-        before = file.record(rows.STATE, rows.UNREAD_WATCH) or file.record(rows.STATE, rows.WATCH)
-        was_unread = kept.pop(rows.IS_UNREAD, False)
-        file.save_state(kept)
-        if memory := self._memory:
-            was_unread = memory.is_unread
-            needed = self.file_seq
-            file.execute("delete-waiting-after", memory.own_after)
-            for row in memory.done:
-                file.execute("delete-waiting", *row)
-            file.forget_losses(memory.published)
-            has_known = not memory.is_blind and memory.database.record(rows.STATE, rows.OWED) is not None
-            is_unknown = file.record(rows.STATE, rows.OWED) and not has_known
-            copy_back(memory.database, file, after=min(found, memory.own_after))
-            if is_unknown:
-                file.save_record(rows.STATE, rows.LOST, True)
-        if was_unread:
-            file.save_record(rows.STATE, rows.UNREAD_WATCH, before)
-        self.last_seq = max(self.last_seq, found, given)
-        if self.last_seq > found:
-            file.note_seq(self.last_seq)
-        if damaged:
-            self._note_loss(file, rows.DAMAGE)
-        elif is_emptied or found < needed:
-            self._note_missing(file, found, needed, is_kept=bool(kept))
-
-    def _note_missing(self, database: Ledger, found: int, needed: int, *, is_kept: bool) -> None:
-        """Note a loss: a database is empty, or behind the last number that it must have.
-
-        `is_kept`: a process ended while only its memory had these events.
-        """
-        reason = rows.NOT_WRITTEN if is_kept else rows.DAMAGE if found else rows.STATE_FOLDER_GONE
-        self._note_loss(database, reason, last_number=found, expected=needed)
-
-    def _note_loss(self, database: Ledger, reason: str, **numbers: int) -> None:
-        text = "events of the state store are lost; what is current is published again: %s"
-        log.error(text, reason, extra=numbers)
-        database.note_losses([Loss(reason=reason, count=None)])
-
     def _is_damage(self, error: Exception) -> bool:
         """Decide whether the file is broken; SQLite does not write to one whose header names an unknown format."""
         is_refused = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
         return is_damage(error) or (is_refused and self._folder.is_of_newer_format())
-
-    def _is_gone(self, file: _File) -> bool:
-        """Return whether the open file is no longer what others find under its name."""
-        try:
-            return self._folder.database.stat().st_ino != file.inode
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-
-    # Memory
 
     def _leave_file(self, error: Exception) -> None:
         """Go on in memory after a failure, or end with a damaged file moved aside."""
@@ -366,36 +181,8 @@ class Storage:
                 f"the state is damaged ({error}) and moved to {path}; the next start goes on with it"
             )
 
-    def _open_memory(self, error: Exception) -> None:
-        """Start in memory, with what can be read of the file."""
-        given, needed = self._folder.read_numbers()
-        kept, source = self._folder.read_kept(), None
-        self.file_seq = needed
-        try:
-            if self._why_aside:
-                raise error
-            source = Ledger(self._folder.database, mode="read")
-            self.file_seq = source.last_seq()
-            self.last_seq = max(self.file_seq, given)
-            if self._is_other_vms(source):
-                source.close()
-                source = None
-        except (OSError, StateError, *ERRORS) as why:
-            log.debug("the state store cannot be read either: %s", why)
-            # It is unknown which numbers earlier processes gave; time gives some that they did not.
-            self.last_seq = max(given, time.time_ns() // 1000)
-        memory = self._use_memory(error, source)
-        was_unread = bool(kept.pop(rows.IS_UNREAD, False))
-        memory.database.save_state(kept)
-        memory.is_unread = was_unread or memory.database.record(rows.STATE, rows.WATCH) is None
-        memory.is_blind = source is None
-        if source:
-            source.close()
-        if self.file_seq < needed:
-            self._note_missing(memory.database, self.file_seq, needed, is_kept=bool(kept))
-
-    def _use_memory(self, error: Exception, source: Ledger | None) -> _Memory:
-        memory = _Memory(database=Ledger(), error=self._note(error), own_after=self.last_seq)
+    def _use_memory(self, error: Exception, source: Ledger | None) -> Memory:
+        memory = Memory(database=Ledger(), error=self._note(error), own_after=self.last_seq)
         if source:
             with memory.database.transaction(), suppress(*ERRORS):
                 fill_memory(memory.database, source, now=self._now(), max_bytes=COPY_BYTES)

@@ -19,7 +19,7 @@ WantedBy = Callable[[StoredEvent], Iterable[str]]
 LEAST_BYTES = 1000  # a row counts as so many at least: to copy many small ones would take long
 
 
-def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
+def copy_back(memory: Ledger, file: Ledger, *, after: int, with_records: bool) -> None:
     """Copy what a file may lack: events behind a number with what waits of them, tries, dead letters and records."""
     for row in memory.execute("events-after", after):
         file.save_event(stored_event(row))
@@ -31,7 +31,7 @@ def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
             file.execute("note-tries", sink, seq, *tries)
     for values, retry in map(stored_dead_letter, memory.rows("dead_letter")):
         file.save_dead_letter(*values, retry=retry)
-    for kind, key, value, at in map(stored_record, memory.rows("record")):
+    for kind, key, value, at in map(stored_record, memory.rows("record") if with_records else ()):
         if (kind, key) == (rows.STATE, rows.LOSSES):
             # Both may know of the same loss: at least the larger count is lost.
             file.note_losses(memory.losses(), count=max)

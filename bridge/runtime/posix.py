@@ -8,25 +8,18 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 if sys.platform != "win32":
+    APART: dict[str, Any] = {"cwd": "/", "start_new_session": True}
+    """How a program is started that is to be the first of a group."""
 
     class Group:
         """A program in a session of its own, whose processes get its signals."""
 
-        def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-            """Start the program with pipes; OSError if that fails."""
-            self.process = subprocess.Popen(  # noqa: S603 - what the configuration names, without a shell
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd="/",
-                env=environment,
-                start_new_session=True,
-            )
+        def __init__(self, process: subprocess.Popen[bytes]) -> None:
+            self.process = process
 
         def ask(self) -> None:
             """Ask every process to end."""

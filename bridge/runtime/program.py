@@ -23,9 +23,9 @@ from bridge.runtime.threads import extend_deadline, start_thread
 from bridge.runtime.time import parse_iso
 
 if sys.platform == "win32":
-    from bridge.runtime.windows import Group, may_anyone_change
+    from bridge.runtime.windows import APART, Group, may_anyone_change
 else:
-    from bridge.runtime.posix import Group, may_anyone_change
+    from bridge.runtime.posix import APART, Group, may_anyone_change
 
 log = logging.getLogger(__name__)
 
@@ -127,13 +127,23 @@ class Run:
         extend_deadline(self._timeout_seconds + KILL_AFTER_SECONDS)
         _running.add(self)
         try:
-            result = self._wait(Group(self._command, self._environment))
+            result = self._wait(Group(self._popen()))
         except OSError as error:
             result = Result(error=error.strerror or str(error))
         except RuntimeError as error:  # no thread can be started that watches it
             result = Result(error=str(error))
         self._note_end(result, is_logged=is_logged)
         return result
+
+    def _popen(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603 - what the configuration names, without a shell
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self._environment,
+            **APART,
+        )
 
     def _note_end(self, result: Result, *, is_logged: bool) -> None:
         if is_logged:

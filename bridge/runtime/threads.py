@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 # What a busy machine or a slow disk may add to a deadline that a loop sets.
 STALL_SECONDS = 60.0
-# A live migration holds a VM up, and may cut its connections without a word.
+# A live migration holds a VM up for seconds, and may cut its connections without a word.
 PAUSE_SECONDS, BEAT_SECONDS = 2.0, 1.0
 # Windows has also SIGBREAK, Ctrl-Break: the one that a supervisor there can send to a single process.
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
@@ -66,12 +66,18 @@ class Signals:
 
     def wait(self, seconds: float, *, keep: bool = False) -> str | None:
         """Wait for a signal for at most `seconds`; return its name, or None. `keep` leaves it for the next call."""
-        self._reader.settimeout(max(0.001, seconds))
-        try:
-            received = self._reader.recv(1, socket.MSG_PEEK if keep else 0)
-        except TimeoutError:
-            return None
-        return signal.Signals(received[0]).name
+        deadline = time.monotonic() + seconds
+        while True:
+            self._reader.settimeout(pauses.begin_wait(max(0.001, deadline - time.monotonic())))
+            try:
+                received = self._reader.recv(1, socket.MSG_PEEK if keep else 0)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    return None
+            else:
+                return signal.Signals(received[0]).name
+            finally:
+                pauses.end_wait()
 
 
 class _Thread(threading.Thread):
@@ -137,30 +143,41 @@ def start_thread(name: str, target: Callable[[], object]) -> threading.Thread:
     return thread
 
 
+def may_be_cut(idle_seconds: float) -> bool:
+    """Return whether a pause of the machine may have cut a connection that was idle for so long by the wall clock.
+
+    That clock goes on, or is corrected afterwards, where the others stand still.
+    """
+    return abs(idle_seconds) > PAUSE_SECONDS
+
+
 class Pauses:
     """Counts how often this process was held up for 2 s, and perhaps for one, from the first call on; for any thread.
 
-    The wall clock shows it, which goes on, or is corrected, after a pause in which the others stand still.
+    A wait of the main thread that ends late by the wall clock shows it; such a wait then lasts for a second at most.
     """
 
     def __init__(self) -> None:
-        self._count, self._beat_at = 0, math.inf
+        self._count, self._is_asked, self._due_at = 0, False, math.inf
 
     def __call__(self) -> int:
         """Return how many pauses there were, also one that is over only now."""
-        if self._beat_at == math.inf:
-            self._beat_at = time.time()
-            start_thread("beat", self._beat)
+        self._is_asked = True
         return self._count + self._is_late()
 
-    def _is_late(self) -> bool:
-        return time.time() - self._beat_at > PAUSE_SECONDS
+    def begin_wait(self, seconds: float) -> float:
+        """Note that the main thread begins to wait; return for how long it may."""
+        seconds = min(seconds, BEAT_SECONDS) if self._is_asked else seconds
+        self._due_at = time.time() + seconds
+        return seconds
 
-    def _beat(self) -> None:
-        while True:
-            self._count += self._is_late()
-            self._beat_at = time.time()
-            time.sleep(BEAT_SECONDS)
+    def end_wait(self) -> None:
+        """Note that the main thread goes on."""
+        self._count += self._is_late()
+        self._due_at = math.inf
+
+    def _is_late(self) -> bool:
+        return time.time() - self._due_at > PAUSE_SECONDS - BEAT_SECONDS
 
 
 pauses = Pauses()

@@ -6,8 +6,8 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 # Anonymous, all who sign in, Guests, Users, interactive and network sign-ins, Everyone, and all of a domain.
 _ANYONE = {"AN", "AU", "BG", "BU", "DU", "IU", "NU", "WD"}
@@ -48,26 +48,20 @@ if sys.platform == "win32":
     _ntdll, _advapi32 = ctypes.WinDLL("ntdll"), ctypes.WinDLL("advapi32")
     _kernel32.CreateJobObjectW.restype = wintypes.HANDLE
 
+    APART: dict[str, Any] = {
+        "cwd": os.environ["SYSTEMROOT"],
+        "creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | CREATE_SUSPENDED,
+    }
+    """How a program is started that is to be the first of a group."""
+
     class Group:
         """A program in a job, whose processes end with it and at the latest with this process."""
 
-        def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-            """Start the program with pipes; OSError if that fails."""
+        def __init__(self, process: subprocess.Popen[bytes]) -> None:
+            """Put the program into its job, and let it run; OSError if that fails."""
+            self.process = process
             self._job = wintypes.HANDLE(_kernel32.CreateJobObjectW(None, None))
             _kernel32.SetInformationJobObject(self._job, EXTENDED_LIMITS, KILL_ON_CLOSE, len(KILL_ON_CLOSE))
-            try:
-                self.process = subprocess.Popen(  # noqa: S603 - what the configuration names, without a shell
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    cwd=os.environ["SYSTEMROOT"],
-                    env=environment,
-                    creationflags=subprocess.CREATE_NEW_PROCESS_GROUP | CREATE_SUSPENDED,
-                )
-            except OSError:
-                self.close()
-                raise
             handle = wintypes.HANDLE(int(self.process._handle))  # type: ignore[attr-defined]
             if not _kernel32.AssignProcessToJobObject(self._job, handle):
                 error = ctypes.WinError(ctypes.get_last_error())

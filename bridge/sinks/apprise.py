@@ -89,9 +89,6 @@ class AppriseSink(Sink):
         self.reload()  # most services do not say whether it was the credentials
         return error
 
-    def check_format(self, _: Sequence[StoredEvent]) -> None:
-        """Do nothing: any event can be written."""
-
     def check(self) -> str:
         """Say that nothing can be tested without sending, but for the number of targets."""
         if self.outdated:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from uuid import uuid5
@@ -19,7 +19,7 @@ from bridge.events.model import StoredEvent
 from bridge.formats.base import Encoded, Format
 from bridge.http.client import Answer, HttpClient, origin, register_url
 from bridge.http.signing import sign
-from bridge.runtime.text import one_line, register_secret
+from bridge.runtime.text import register_secret
 from bridge.runtime.time import Clock
 from bridge.sinks.base import Inconclusive, RequestPreview, Sink
 from bridge.sinks.http import (
@@ -69,6 +69,7 @@ class WebhookSink(Sink):
         self._http = HttpClient(settings)
         self._tokens = Tokens(settings, settings.token_scope)
         self._access = self._read_access()
+        self._access.format.check(self._clock.now())
         self.max_batch = self._access.format.max_batch
 
     def reload(self) -> None:
@@ -82,16 +83,8 @@ class WebhookSink(Sink):
         max_bytes = None if self._settings.is_chat_format else MAX_BATCH_BYTES
         post_batches(events, self._post, max_bytes=max_bytes)
 
-    def check_format(self, events: Sequence[StoredEvent]) -> None:
-        """Try the format on samples of the events that will come.
-
-        Raises:
-            ValueError: one cannot be shown, or the template names a property that no event has.
-        """
-        self._access.format.check([event.envelope for event in events], self._clock.now())
-
     def check(self) -> str:
-        """Ask with OPTIONS, as the CloudEvents webhook handshake does: it sends no event."""
+        """Ask with OPTIONS, which sends no event."""
         url, headers = self._access.url, {"WebHook-Request-Origin": _origin(), **self._access.headers}
         answer = self._http.exchange("OPTIONS", url, {**headers, **self._tokens.header()})
         result = f"{origin(url)}: reachable, it answered {answer.status} to OPTIONS"
@@ -102,22 +95,6 @@ class WebhookSink(Sink):
             )
         if answer.status >= 400:  # noqa: PLR2004 - errors, of which many receivers answer one to OPTIONS alone
             raise Inconclusive(result, status=answer.status)
-        return self._read_consent(result, answer.headers)
-
-    def _read_consent(self, result: str, headers: Mapping[str, str]) -> str:
-        """Read what a receiver of CloudEvents allows; others give no such headers."""
-        allowed = headers.get("WebHook-Allowed-Origin", "*").strip()
-        if allowed != "*" and allowed.lower() != _origin().lower():
-            shown = one_line(allowed)
-            raise Misconfigured(f"{result}, but allows events of {shown} and not of {_origin()}")
-        rate = headers.get("WebHook-Allowed-Rate", "*").strip()
-        if not rate.isascii() or not rate.isdigit():
-            return result
-        if int(rate) == 0:
-            raise Misconfigured(f"{result}, but allows no requests (WebHook-Allowed-Rate: 0)")
-        result = f"{result} and allows {int(rate)} requests a minute"
-        if (self._settings.max_per_second or 0) * 60 > int(rate):
-            raise Inconclusive(f"{result}, fewer than max_per_second")
         return result
 
     def preview(self, event: StoredEvent, *others: StoredEvent) -> RequestPreview:

@@ -87,7 +87,7 @@ def _read_files(role: str, *, ready: bool, is_named: bool = False) -> str:
     """
     # Where the port answers, a probe need not load them.
     from bridge.outbox.state_dir import StateFolder  # noqa: PLC0415
-    from bridge.service.status import age_of, find_unready  # noqa: PLC0415
+    from bridge.process.status import age_of, find_unready  # noqa: PLC0415
 
     folder = StateFolder(Path(os.environ.get("IMDS_BRIDGE__STATE_DIR", STATE_DIR)) / role)
     status, now = folder.read_status(), datetime.now(UTC)

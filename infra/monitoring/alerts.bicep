@@ -31,7 +31,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
     rules: [
       {
         alert: 'ImdsBridgeSilent'
-        expression: 'label_replace(up{job=~"imds-bridge.*"} == 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?") unless on (host) label_replace(max_over_time(imds_bridge_imminent_events{type!="Freeze"}[15m]) > 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?")'
+        expression: 'label_replace(up{job=~"imds-bridge.*"} == 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?") unless on (host) label_replace(max_over_time(imds_bridge_imminent_events{type!="Freeze",instance!~"(127[.]|localhost|.::1).*"}[15m]) > 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?")'
         for: 'PT2M'
         severity: 1
         labels: {
@@ -39,7 +39,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} does not answer'
-          description: 'Nothing reads this VM\'s Scheduled Events, or nothing approves them.'
+          description: 'Nothing reads the Scheduled Events of this VM, the host in the label instance, or nothing approves them.'
           runbook_url: '${runbookUrl}#imdsbridgesilent'
         }
         resolveConfiguration: {
@@ -50,7 +50,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeTargetGone'
-        expression: 'label_replace(max by (job, instance) (max_over_time(up{job=~"imds-bridge.*"}[1h])) unless on (job, instance) up, "host", "$1", "instance", "(.+?)(:[0-9]+)?") unless on (host) label_replace(max_over_time(imds_bridge_imminent_events{type!="Freeze"}[1h]) > 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?")'
+        expression: 'label_replace(max by (job, instance) (last_over_time(up{job=~"imds-bridge.*"}[1h])) == 1 unless on (job, instance) up, "host", "$1", "instance", "(.+?)(:[0-9]+)?") unless on (host) label_replace(max_over_time(imds_bridge_imminent_events{type!="Freeze",instance!~"(127[.]|localhost|.::1).*"}[1h]) > 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?") unless on (job) count by (job) (up{job=~"imds-bridge.*"}) >= quantile_over_time(0.5, count by (job) (up{job=~"imds-bridge.*"})[1h:1m])'
         for: 'PT5M'
         severity: 2
         labels: {
@@ -58,8 +58,27 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         annotations: {
           summary: 'Prometheus does not scrape imds-bridge on {{ $labels.instance }} any more'
-          description: 'The target has left Prometheus\' configuration or its discovery. Whether it runs is unknown.'
+          description: 'It answered until the target went away, or the agent on the host in the label instance sends nothing.'
           runbook_url: '${runbookUrl}#imdsbridgetargetgone'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeSharedInstance'
+        expression: 'max by (job, instance) (imds_bridge_start_time_seconds{job=~"imds-bridge.*"}) - min by (job, instance) (imds_bridge_start_time_seconds{job=~"imds-bridge.*"}) > 0 or max by (job, instance) (resets(imds_bridge_start_time_seconds{job=~"imds-bridge.*"}[15m])) > 2'
+        for: 'PT5M'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'several processes share the job {{ $labels.job }} and the instance {{ $labels.instance }}'
+          description: 'Alerts cannot tell their VMs apart, and may not fire. Set the label instance to the host\'s name and port.'
+          runbook_url: '${runbookUrl}#imdsbridgesharedinstance'
         }
         resolveConfiguration: {
           autoResolved: true
@@ -201,7 +220,7 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeNoSinks'
-        expression: 'imds_bridge_outbox_bytes unless on (job, instance) imds_bridge_sink_up{sink!="stdout"}'
+        expression: '(imds_bridge_document_incarnation or on (job, instance) imds_bridge_bus_connected) unless on (job, instance) imds_bridge_sink_up{sink!="stdout"}'
         for: 'PT5M'
         severity: 2
         labels: {
@@ -239,14 +258,14 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeRestarts'
-        expression: 'changes(imds_bridge_start_time_seconds{job=~"imds-bridge.*"}[30m]) > 3'
+        expression: 'changes(imds_bridge_start_time_seconds{job=~"imds-bridge.*"}[30m]) > 3 unless on (job, instance) imds_bridge_previous_run_stopped == 1'
         severity: 2
         labels: {
           severity: 'warning'
         }
         annotations: {
-          summary: 'imds-bridge on {{ $labels.instance }} was restarted {{ $value }} times in 30 minutes'
-          description: 'Its watchdog or its supervisor restarts it again and again.'
+          summary: 'imds-bridge on {{ $labels.instance }} was started {{ $value }} times in 30 minutes'
+          description: 'The last time, it had failed, or was killed. Its watchdog or its supervisor starts it again and again.'
           runbook_url: '${runbookUrl}#imdsbridgerestarts'
         }
         resolveConfiguration: {
@@ -385,24 +404,6 @@ resource alerts1 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
         }
         actions: actions
       }
-      {
-        alert: 'ImdsBridgeShortNotice'
-        expression: '( increase(imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"}[15m]) > 0 or (imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900) ) unless on (job, instance) increase(imds_bridge_clock_jumps_total[15m]) > 0'
-        severity: 2
-        labels: {
-          severity: 'warning'
-        }
-        annotations: {
-          summary: '{{ $labels.instance }} got less than 5 minutes of notice of a {{ $labels.type }}'
-          description: 'Azure documents at least 10 minutes. The notice was seen late, the host has failed, or the clock is wrong.'
-          runbook_url: '${runbookUrl}#imdsbridgeshortnotice'
-        }
-        resolveConfiguration: {
-          autoResolved: true
-          timeToResolve: 'PT10M'
-        }
-        actions: actions
-      }
     ]
   }
 }
@@ -419,6 +420,24 @@ resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       workspaceId
     ]
     rules: [
+      {
+        alert: 'ImdsBridgeShortNotice'
+        expression: '( increase(imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"}[15m]) > 0 or (imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900) ) unless on (job, instance) increase(imds_bridge_clock_jumps_total[15m]) > 0'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: '{{ $labels.instance }} got less than 5 minutes of notice of a {{ $labels.type }}'
+          description: 'Azure documents at least 10 minutes. It was seen late, the host has failed, or the clock is wrong.'
+          runbook_url: '${runbookUrl}#imdsbridgeshortnotice'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
       {
         alert: 'ImdsBridgeApprovalsFail'
         expression: 'increase(imds_bridge_commands_total{outcome="failed"}[15m]) > 0 or (imds_bridge_commands_total{outcome="failed"} > 0 and on (job, instance) time() - imds_bridge_start_time_seconds < 900)'
@@ -567,7 +586,7 @@ resource alerts2 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = 
       }
       {
         alert: 'ImdsBridgeVmsNotWatched'
-        expression: 'imds_bridge_console_vms{state=~"silent|unreachable|unknown"} > 0'
+        expression: 'imds_bridge_console_vms{state=~"silent|unreachable"} > 0'
         for: 'PT5M'
         severity: 1
         labels: {

@@ -106,6 +106,29 @@ def test_wrong_clocks_of_vms_that_live_and_of_vms_that_die_change_no_verdict(tri
         assert found == {process.epoch for process, hours in fleet if hours < 29}
 
 
+@pytest.mark.parametrize("trial", range(10))
+def test_each_event_that_is_removed_from_vms_of_one_source_is_found_alone_in_any_order(trial: int) -> None:
+    chance = Random(trial)  # noqa: S311 - repeatable
+    fleet = [
+        Process(name, vm_id=one)
+        for name, one in (("web-0", "a"), ("web-0", "b"), ("web-1", ""), ("web-2", ""))
+    ]
+    for process in fleet:
+        for hours in (chance.randrange(1, 4), chance.randrange(1, 4), 9):
+            process.start(source="urn:fleet").hours(hours)
+        process.at = START + 16 * HOUR
+        process.hours()
+    events = [event for process in fleet for event in process.events]
+    last = [process.events[-1] for process in fleet]  # which no heartbeat follows
+    for removed in chance.choices([event for event in events if event not in last], k=50):
+        rest = [event for event in events if event is not removed]
+        chance.shuffle(rest)
+        found = only(missing(rest, iso(START + 17 * HOUR)))
+        number = int(removed["reporterseq"])
+        assert (found["kind"], found["first"], found["last"]) == ("numbers", number, number)
+        assert found["epoch"] == removed["reporterepoch"]
+
+
 def test_vms_of_a_list_of_azure_must_have_published(tmp_path: Path) -> None:
     process = Process(group="Gr\u00f6\u00dfe").start(source=VM.format("Gr%C3%B6%C3%9Fe", "web-0"))
     exported = tmp_path / "vms"
@@ -247,6 +270,27 @@ def test_a_chain_that_forks_has_a_note_and_one_last_run(tmp_path: Path) -> None:
     assert verdict.code == 0
     assert any("2 runs follow it" in note for note in verdict.report["remarks"])
     assert audit(tmp_path, process.events, "--now", iso(process.at + 2 * HOUR)).kinds == ["silent"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [("web-1", ("", "")), ("web-0", ("a", "b")), ("web-1", ("a", ""))],
+    ids=["names", "ids", "one id"],
+)
+@pytest.mark.parametrize("restarts", [False, True])
+def test_since_accepts_the_run_that_was_under_way_of_each_vm_of_a_source(
+    tmp_path: Path, name: str, ids: tuple[str, str], restarts: bool
+) -> None:
+    since, events, lost = iso(START + 1.5 * HOUR), [], set()
+    for process in (Process("web-0", vm_id=ids[0]), Process(name, vm_id=ids[1])):
+        process.start(source="urn:fleet").hours(1 if restarts else 3)
+        process.at = START + 4 * HOUR
+        process.start(source="urn:fleet").hours(1)
+        events += [event for event in process.events if event["time"] > since]
+        lost.add(process.start(source="urn:fleet").hours(1).epoch)
+        events += process.start(source="urn:fleet").hours(1).events[-2:]
+    missing = audit(tmp_path, events, "--since", since).report["missing"]
+    assert ({one["id"] for one in missing}, len(missing)) == (lost, 2)
 
 
 def test_since_excuses_the_run_before_the_first_one_and_no_later_one(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 
 from bridge.config.console import ConsoleSettings
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.metrics import MetricsServer
 from bridge.runtime.time import Clock, iso_utc
-from bridge.service.metrics import MetricsServer
 from infra.container.health import _read_files, main, read_listen
 from tests.support.cli import Call
 from tests.support.imds_lab import ImdsLab

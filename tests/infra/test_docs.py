@@ -32,6 +32,7 @@ from tests.support.pages import (
 from tests.support.paths import ROOT
 from tests.support.process import completed, toml
 from tests.support.programs import tool
+from tests.support.size import prose_words
 
 EVERY = [block for page in PAGES for block in blocks(page)]
 RUNBOOK = "docs/operations.md"
@@ -68,7 +69,7 @@ def test_the_readme_is_short_and_links_every_page_of_docs() -> None:
 
 
 def test_the_readme_shows_the_columns_that_the_command_prints() -> None:
-    code = "".join((ROOT / "bridge" / name).read_text() for name in ("service/status.py", "cli/check.py"))
+    code = "".join((ROOT / "bridge" / name).read_text() for name in ("process/status.py", "cli/check.py"))
     shown = "".join(block.text for block in blocks(ROOT / "README.md") if block.language == "console")
     columns = re.findall(r"\b[A-Z]{2,}(?: [A-Z]{2,})*(?=  |$)", shown, re.MULTILINE)
     assert {"EVENT", "NEXT RETRY", "RESULT"} <= set(columns)
@@ -118,9 +119,13 @@ def test_every_sentence_about_what_was_not_tried_on_azure_leads_to_the_trial() -
     assert [one for one in found if "azure-trial" not in one[1]] == []
 
 
+def test_what_is_read_at_night_is_one_short_page() -> None:
+    assert prose_words((ROOT / RUNBOOK).read_text(encoding="utf-8")) <= 2500
+
+
 def test_each_state_of_a_process_has_a_row() -> None:
     rows = section(RUNBOOK, "States of a process")
-    code = (ROOT / "bridge/service/status.py").read_text(encoding="utf-8")
+    code = (ROOT / "bridge/process/status.py").read_text(encoding="utf-8")
     capitals = set(re.findall(r"[A-Z]{3,}(?: [A-Z]{3,})+", code.partition("def headline")[0]))
     header = {"LAST SUCCESS", "NEXT RETRY", "LAST ERROR", "AUTO RULES"}
     assert {"NOT RESPONDING", "NOT RECEIVING", "STATE STORE UNAVAILABLE"} <= capitals
@@ -131,7 +136,7 @@ def test_each_state_of_a_process_has_a_row() -> None:
 
 
 def test_each_state_of_a_sink_has_a_row() -> None:
-    health = (ROOT / "bridge/service/dispatcher.py").read_text(encoding="utf-8")
+    health = (ROOT / "bridge/delivery/dispatcher.py").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z]+)`", section(RUNBOOK, "States of a sink"), re.MULTILINE)
     for state in rows:
         assert f'"{state}"' in health, state
@@ -139,7 +144,8 @@ def test_each_state_of_a_sink_has_a_row() -> None:
 
 
 def test_the_queries_look_for_texts_that_are_logged() -> None:
-    queries = "".join(block.text for block in blocks(ROOT / RUNBOOK) if block.language == "kusto")
+    page = ROOT / "docs/metrics.md"
+    queries = "".join(block.text for block in blocks(page) if block.language == "kusto")
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "bridge").rglob("*.py"))
     texts = re.findall(r'message (?:has|contains|startswith|==|!=) "(.+?)"', queries)
     assert len(texts) > 10

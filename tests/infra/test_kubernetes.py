@@ -22,7 +22,7 @@ from bridge.config.loader import load
 from bridge.config.models import Config, MetricsSettings
 from bridge.console.process import STOP_SECONDS
 from bridge.lab.httpd import Answer, HttpRequest, Server, json_answer
-from bridge.service.process import LAST_SECONDS
+from bridge.process.process import LAST_SECONDS
 from infra.kubernetes.generate import README, SCHEMA, schema, table, with_table
 from tests.support.kubernetes import merge
 from tests.support.only import only

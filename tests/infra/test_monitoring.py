@@ -14,7 +14,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from pycep import BicepParser
 
-from bridge.service.metrics import Meter, StatusCollector
+from bridge.process.metrics import Meter, StatusCollector
 from infra.monitoring.generate import BICEP, COPY, DASHBOARD, FOLDER, bicep, copy, group, panels, read_rules
 from tests.support.clock import MovedClock
 from tests.support.only import only
@@ -36,6 +36,24 @@ def promtool(*arguments: str, name: str = "promtool") -> None:
 def test_prometheus_reads_the_rules_and_each_alert_fires_on_its_cause_and_stays_quiet_without_it() -> None:
     promtool("check", "rules", "rules.yaml")
     promtool("test", "rules", "rules.test.yaml")
+
+
+def test_prometheus_reads_the_agents_configurations_of_the_page_which_name_the_vm(tmp_path: Path) -> None:
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    own, aks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    of_node = yaml.safe_load(aks)["data"]["prometheus-config"]
+    for text, expected in (
+        (own, ["web-0:9464", "web-0:9465"]),
+        (of_node.replace("$NODE_IP", "10.0.0.4").replace("$NODE_NAME", "aks-1"), ["aks-1:9464"]),
+    ):
+        (tmp_path / "prometheus.yml").write_text(text)
+        promtool("check", "config", "--agent", str(tmp_path / "prometheus.yml"))
+        job = only(yaml.safe_load(text)["scrape_configs"])
+        assert job["job_name"].startswith("imds-bridge")
+        rule, targets = only(job["relabel_configs"]), only(job["static_configs"])["targets"]
+        assert (rule["source_labels"], rule["target_label"]) == (["__address__"], "instance")
+        template = rule["replacement"].replace("$", "\\")
+        assert [re.sub(f"^{rule['regex']}$", template, target) for target in targets] == expected
 
 
 def test_alertmanager_reads_its_example_and_sends_each_alert_to_who_is_meant() -> None:
@@ -159,15 +177,15 @@ def test_prometheus_reads_every_expression_of_the_dashboard(tmp_path: Path) -> N
     promtool("check", "rules", str(file))
 
 
-def test_every_metric_of_the_runbook_is_in_the_dashboard() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text()
+def test_every_metric_of_the_page_is_in_the_dashboard() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
     table = only(re.findall(r"\| metric: .*?\n\n", page, re.DOTALL))
     cells = [line.split("|")[1] for line in table.strip().splitlines()[2:]]
     listed = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     drawn = " ".join(panel.expr for panel in panels())
     # The lost events are drawn in place of the losses.
     missing = {name for name in listed if f"imds_bridge_{name}" not in drawn}
-    assert missing == {"losses_total", "clock_jumps_total"}
+    assert missing == {"losses_total", "clock_jumps_total", "previous_run_stopped"}
 
 
 def test_every_panel_has_a_title_of_its_own_and_chooses_the_instances() -> None:

@@ -155,12 +155,9 @@ def test_a_drain_and_its_recovery_take_the_name_of_a_service_and_may_run_while_i
     checked, _, rest = script.partition(f"{act} $Service")
     assert "if ($Found.Name -ne $Service) { throw" in checked  # a pattern that matches none is no error
     assert "StopPending" in checked
-    waits = (
-        "$Found.WaitForStatus('Stopped')"
-        if script is DRAIN
-        else "$Found.WaitForStatus('Stopped', '00:00:30')"
-    )
-    assert waits in script
+    limit = "[TimeSpan]::FromSeconds($Seconds)" if script is DRAIN else "'00:00:30'"
+    assert f"$Found.WaitForStatus('Stopped', {limit})" in script
+    assert ("Stop-Service $Service -NoWait }" in script) is (script is DRAIN)  # else it waits without a limit
     assert re.findall(r"exit (\d+)", rest) == (["1", "0"] if script is DRAIN else ["75", "0"])
 
 

@@ -28,7 +28,7 @@ exit "$(cat {folder}/code-{name} 2>/dev/null || echo 0)"
 # It shows its status often.
 LISTENER = """
 import sys
-from bridge.service import process
+from bridge.process import process
 from bridge.cli.main import main
 
 process.TICK_SECONDS = 0.2

@@ -177,7 +177,7 @@ PROCESS = """
 import sys, time
 from pathlib import Path
 from bridge.runtime import threads
-from bridge.service import process
+from bridge.process import process
 from bridge.cli.main import main
 from bridge.sinks.stdout import StdoutSink
 

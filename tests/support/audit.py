@@ -17,7 +17,7 @@ from unittest.mock import patch
 from uuid import UUID
 from warnings import catch_warnings, simplefilter
 
-from bridge.service.bridge_events import BridgeEvents
+from bridge.process.bridge_events import BridgeEvents
 from infra.consumers.audit.audit import Audit, main, seconds
 from tests.support.clock import MovedClock
 from tests.support.forward import Station

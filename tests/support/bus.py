@@ -13,6 +13,7 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
+from bridge.approvals.listener import Listener
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
@@ -22,11 +23,10 @@ from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.imds.instance import approval_session
 from bridge.lab.imds import EVENTS_PATH
+from bridge.process.identity import VmIdentity
+from bridge.process.parts import NoMeter
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
-from bridge.service.identity import VmIdentity
-from bridge.service.listener import Listener
-from bridge.service.parts import NoMeter
 from tests.support.forward import parts_of
 from tests.support.imds_lab import ImdsLab
 from tests.support.listener import RECEIPTS, command_body
@@ -189,6 +189,7 @@ class BusRig:
             make_reporter=partial(Reporter, session=self.settings.session),
             has_instance_data=not self._imds_settings.vm_name,
         )
+        identity.settle(lambda _: True)
         self.commands = BusReceiver(
             self.settings,
             what="commands",
@@ -207,6 +208,10 @@ class BusRig:
         self.listener = Listener(parts, self.settings, self.commands, dry_run=False)
         self._threads = [start_thread("decide", self.listener.run), start_thread("bus", self.commands.run)]
         return self
+
+    def is_deciding(self) -> bool:
+        """Return whether the listener's thread runs: it ends once the VM has another name."""
+        return self._threads[0].is_alive()
 
     def stop(self) -> None:
         """Stop as the process does."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bridge.delivery.queue import Queue
 from bridge.events.filters import Filter
 from tests.support.imds_lab import ImdsLab
 from tests.support.outbox import OTHER_TYPE, event, open_outbox
@@ -74,7 +75,7 @@ class Cli:
             outbox.commit([event(name, type_=OTHER_TYPE)])
         for sent in outbox.pending("ops", 2):
             outbox.acknowledge("ops", [sent], dead=("rejected", f"{sent.id} was refused"))
-        queue = outbox.queue("ops")
+        queue = Queue("ops", outbox.storage)
         head = queue.head(3)
         assert head
         due_at = outbox.now().steady + 30

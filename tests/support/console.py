@@ -140,10 +140,12 @@ class FleetVm:
         *,
         previous: ScheduledEvent | None = None,
         changed: Sequence[str] = (),
+        seen_before: int = 0,
     ) -> bytes:
         """Return the event that this VM publishes for a change."""
         change = Change(kind=kind, event=event, previous=previous, changed=tuple(changed))
-        return structured(self.reporter(at).scheduled_event(change, seen_before=0, incarnation=2))
+        reporter = self.reporter(at)
+        return structured(reporter.scheduled_event(change, seen_before=seen_before, incarnation=2))
 
     def document(self, event: ScheduledEvent, ids: Sequence[str], at: datetime = NOW) -> bytes:
         raw = {"DocumentIncarnation": 2, "Events": [event.raw]}
@@ -175,9 +177,16 @@ class FleetVm:
         """Return the event that says that this VM's program has succeeded."""
         return structured(self.reporter(at, "listen").prepared(event, key=f"stay-{at}", seconds=12.0))
 
-    def of_work(self, kind: Literal["recovered", "outofwork"], at: datetime, *, since: datetime) -> bytes:
+    def of_work(
+        self,
+        kind: Literal["recovered", "outofwork"],
+        at: datetime,
+        *,
+        since: datetime,
+        event: ScheduledEvent | None = None,
+    ) -> bytes:
         """Return the event that says whether this VM's program has put it back."""
-        return structured(self.reporter(at, "listen").of_work(kind, None, since, {}))
+        return structured(self.reporter(at, "listen").of_work(kind, event, since, {}))
 
 
 def event(

@@ -8,14 +8,14 @@ from typing import Any, cast
 
 from bridge.config.models import ImdsSettings
 from bridge.events.filters import Filter
+from bridge.forward.forwarder import Forwarder
 from bridge.imds.client import ImdsClient
 from bridge.imds.instance import Vm
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.identity import VmIdentity
+from bridge.process.parts import Parts
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import iso_utc
-from bridge.service.forwarder import Forwarder
-from bridge.service.identity import VmIdentity
-from bridge.service.parts import Parts
 from tests.support.clock import MovedClock
 from tests.support.diff import BEFORE_START, envelope_of, faults_of
 from tests.support.imds import WEB_0, ScriptedImds

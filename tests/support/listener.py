@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+from bridge.approvals.listener import PASS_SECONDS, Listener
+from bridge.approvals.receipts import COMMAND, EVENTS, KNOWN
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
@@ -20,14 +22,12 @@ from bridge.events.builder import Reporter
 from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent
 from bridge.imds.instance import Vm
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import KeptOutbox
+from bridge.process.identity import VmIdentity
 from bridge.runtime.json import Json
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import iso_utc
-from bridge.service.answers import COMMAND, EVENTS, KNOWN
-from bridge.service.identity import VmIdentity
-from bridge.service.listener import PASS_SECONDS, Listener
 from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.forward import parts_of
@@ -118,7 +118,7 @@ class _JournalReceiver(MemoryReceiver):
         super().settle(message, settlement)
 
 
-class _JournalOutbox(Outbox):
+class _JournalOutbox(KeptOutbox):
     journal: list[str]
     on_commit: Callable[[], object]
 
@@ -304,7 +304,7 @@ class ListenerRig:
 
     def records(self) -> list[tuple[str, Any]]:
         """Return the key and the value of each command's record."""
-        rows = self.outbox._storage.database.rows("record").fetchall()
+        rows = self.outbox.storage.database.rows("record").fetchall()
         return [(key, json.loads(value)) for kind, key, value, *_ in rows if kind == COMMAND]
 
     def events(self) -> list[dict[str, Any]]:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bridge.delivery.course import NOTHING_WAITS
+from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.holding import Copies, Gathering, Holding
 from bridge.events.filters import Filter
 from bridge.outbox import inspect
 from bridge.outbox.state_dir import StateFolder
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.holding import Copies, Gathering, Holding
-from bridge.service.schedule import NOTHING_WAITS
 from bridge.sinks.base import Sink
 from tests.support.clock import MovedClock
 from tests.support.memory_sink import MemorySink

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from bridge.delivery.queue import Queue
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox import inspect
-from bridge.outbox.outbox import REJECTED, Outbox
+from bridge.outbox.outbox import REJECTED
 from bridge.outbox.rows import STATE
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import KeptOutbox
 from bridge.runtime.time import Clock
 from tests.support.clock import MovedClock
 
@@ -53,9 +55,9 @@ def open_outbox(
     max_bytes: int = 2**30,
     retain_seconds: float = 3600.0,
     held: Mapping[str, Callable[[StoredEvent], float | None]] | None = None,
-) -> Outbox:
+) -> KeptOutbox:
     """Open the outbox in the folder `path`."""
-    return Outbox(
+    return KeptOutbox(
         StateFolder(path),
         clock=clock or MovedClock(),
         sinks=sinks,
@@ -65,7 +67,7 @@ def open_outbox(
     )
 
 
-def commit(outbox: Outbox, *names: str, size: int = 0) -> bool:
+def commit(outbox: KeptOutbox, *names: str, size: int = 0) -> bool:
     """Commit events of these names, one transaction each; return whether the file has the last."""
     durable = True
     for name in names:
@@ -73,29 +75,29 @@ def commit(outbox: Outbox, *names: str, size: int = 0) -> bool:
     return durable
 
 
-def waiting(outbox: Outbox, sink: str = "a", limit: int = 1000) -> list[str]:
+def waiting(outbox: KeptOutbox, sink: str = "a", limit: int = 1000) -> list[str]:
     """Return the ids of what waits for a sink."""
     return [stored.id for stored in outbox.pending(sink, limit)]
 
 
-def committed(outbox: Outbox) -> list[bytes]:
+def committed(outbox: KeptOutbox) -> list[bytes]:
     """Return the events that are stored, whether or not they wait for a sink."""
-    return [row[4] for row in outbox._storage.database.rows("event")]
+    return [row[4] for row in outbox.storage.database.rows("event")]
 
 
-def deliver(outbox: Outbox, sink: str = "a", *, limit: int = 1000) -> list[str]:
+def deliver(outbox: KeptOutbox, sink: str = "a", *, limit: int = 1000) -> list[str]:
     """Let a sink have the next page, and acknowledge it; return the ids."""
     page = outbox.pending(sink, limit)
     outbox.acknowledge(sink, page)
     return [stored.id for stored in page]
 
 
-def dead_letter(outbox: Outbox, sink: str = "a", detail: str = "400") -> None:
+def dead_letter(outbox: KeptOutbox, sink: str = "a", detail: str = "400") -> None:
     """Let the oldest event that waits for a sink become a dead letter."""
     outbox.acknowledge(sink, outbox.pending(sink, 1), dead=(REJECTED, detail))
 
 
-def losses_of(outbox: Outbox) -> list[tuple[str, int | None]]:
+def losses_of(outbox: KeptOutbox) -> list[tuple[str, int | None]]:
     """Return the reason and the count of each loss that is not published yet."""
     return [(loss.reason, loss.count) for loss in outbox.losses()]
 
@@ -106,29 +108,29 @@ def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
         return database._connection.execute(sql).fetchall()
 
 
-def retry_dead_letters(outbox: Outbox, path: Path, *numbers: int) -> None:
+def retry_dead_letters(outbox: KeptOutbox, path: Path, *numbers: int) -> None:
     """Have dead letters sent again as an operator does."""
     assert inspect.retry(StateFolder(path), list(numbers)) == len(numbers)
     outbox.recover()
 
 
-def trace(outbox: Outbox, callback: Callable[[str], object] | None) -> None:
+def trace(outbox: KeptOutbox, callback: Callable[[str], object] | None) -> None:
     """Call back with every statement that SQLite runs."""
-    outbox._storage.database._connection.set_trace_callback(callback)
+    outbox.storage.database._connection.set_trace_callback(callback)
 
 
-def used_bytes(outbox: Outbox) -> int:
+def used_bytes(outbox: KeptOutbox) -> int:
     """Return how large the outbox is."""
-    return outbox._storage.database.used_bytes()
+    return outbox.storage.database.used_bytes()
 
 
-def abandon(outbox: Outbox) -> None:
+def abandon(outbox: KeptOutbox) -> None:
     """Let go of the files without writing anything more."""
-    outbox._storage.close()
+    outbox.storage.close()
     outbox.folder.release()
 
 
-def kill(outbox: Outbox, path: Path, image: Path) -> Path:
+def kill(outbox: KeptOutbox, path: Path, image: Path) -> Path:
     """Leave in `image` what the folder `path` would hold after a kill -9 at this instant; return `image`."""
     shutil.copytree(path, image)
     abandon(outbox)
@@ -147,7 +149,7 @@ def older_state(path: Path, *names: str, had: int = 0, size: int = 0, image: Pat
     return path
 
 
-def drain(outbox: Outbox, sink: str = "a") -> list[str]:
+def drain(outbox: KeptOutbox, sink: str = "a") -> list[str]:
     """Let a sink have all that waits, one event at a time."""
     got: list[str] = []
     while page := deliver(outbox, sink, limit=1):
@@ -155,10 +157,10 @@ def drain(outbox: Outbox, sink: str = "a") -> list[str]:
     return got
 
 
-def send(outbox: Outbox, sink: str = "a") -> list[str]:
+def send(outbox: KeptOutbox, sink: str = "a") -> list[str]:
     """Let a sink have, one by one, what is its turn as long as nothing fails."""
-    queue, got = outbox.queue(sink), []
-    while heads := queue.turn(outbox.now(), 1).fresh:
+    queue, got = Queue(sink, outbox.storage), []
+    while heads := queue.ready(outbox.now(), 1).fresh:
         taken = queue.take(heads, 1, is_noted=False)
         outbox.acknowledge(sink, taken.events)
         got += [one.id for one in taken.events]

@@ -12,14 +12,14 @@ from azure.servicebus import ServiceBusMessage
 
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.bus import RelaySettings
+from bridge.delivery.dispatcher import Dispatcher
 from bridge.errors import Gone, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
+from bridge.forward.relay import Relay
+from bridge.process.identity import VmIdentity
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.identity import VmIdentity
-from bridge.service.relay import Relay
 from tests.support.bus import message, no_sdk_thread_runs
 from tests.support.forward import parts_of
 from tests.support.inbox import Inbox

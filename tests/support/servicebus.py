@@ -17,7 +17,7 @@ from bridge.lab.servicebus.bus import Bus
 from bridge.lab.servicebus.config import Json, QueueSettings
 from bridge.lab.servicebus.connection import Connection
 from bridge.lab.servicebus.links import Consumer, Endpoint, Producer
-from bridge.lab.servicebus.messages import ARGUMENT, BUSY, DETACH_FORCED, UNAUTHORIZED, Message, Refused
+from bridge.lab.servicebus.messages import ARGUMENT, BUSY, UNAUTHORIZED, Message, Refused
 from bridge.lab.servicebus.queues import MessageQueue
 from tests.support.ports import ReservedPorts
 
@@ -56,7 +56,9 @@ DROPS = {
     "settled": "drop_after_settle",
 }
 STALLED = ("connect", "attach", "ask", "send", "settle")
-_IDLE = Refused(DETACH_FORCED, "The link is force detached. Code: publisher. Details: IdleTimerExpired.")
+_IDLE = Refused(
+    "amqp:link:detach-forced", "The link is force detached. Code: publisher. Details: IdleTimerExpired."
+)
 
 
 @dataclass(kw_only=True)

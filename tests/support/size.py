@@ -22,6 +22,13 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 APART = ("console", "lab")
+# What a document passes from IMDS to a receiver that has it: poll, compare, store, deliver.
+KERNEL = (
+    *("imds/*.py", "events/*.py", "delivery/*.py", "forward/__init__.py", "forward/forwarder.py"),
+    *("outbox/__init__.py", "outbox/outbox.py", "outbox/room.py", "outbox/rows.py", "outbox/sqlite.py"),
+    *("outbox/storage.py", "outbox/state_dir.py", "outbox/outbox.sql", "sinks/__init__.py", "sinks/base.py"),
+    *("sinks/http.py", "sinks/webhook.py"),
+)
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "infra/**/*.md", "schemas/**/*.md")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 INITIAL = ("__init__", "__post_init__")
@@ -48,10 +55,13 @@ def main() -> None:
         show(package, sum(files), len(files))
     rest = [files for package, files in sizes.items() if package not in APART]
     show("without console and lab", sum(map(sum, rest)), sum(map(len, rest)))
+    kernel = [path for where in KERNEL for path in sorted(bridge.glob(where))]
+    show("kernel, with its SQL", sum(map(lines_of, kernel)), len(kernel))
     show_mutable(bridge, sum(map(sum, rest)))
     median, high = statistics.median(bodies), statistics.quantiles(bodies, n=10)[-1]
     print(f"body of a function: median {median:g}, 90th percentile {high:g} lines")
-    for suffix in (".sql", ".html", ".js", ".css"):
+    show("SQL", sum(map(lines_of, bridge.rglob("*.sql"))), len([*bridge.rglob("*.sql")]))
+    for suffix in (".html", ".js", ".css"):
         show(suffix, *raw(bridge, suffix), "raw lines")
     for folder in ("tests", "tools"):
         show(folder, *raw(bridge.parent / folder, ".py"), "raw lines")
@@ -121,6 +131,14 @@ def prose_words(text: str) -> int:
     """Return the number of words of a page in Markdown, those with a letter or a digit, without its code blocks."""
     prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
     return len(re.findall(r"\S*\w\S*", prose))
+
+
+def lines_of(path: Path) -> int:
+    """Count the code lines of a Python file, or the lines of one of SQL without blanks and comments."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return len(code_lines(text))
+    return sum(1 for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--"))
 
 
 def code_lines(text: str) -> set[int]:

@@ -1,4 +1,4 @@
-"""Hooks of pytest about skipped tests: the summary has each reason once; in CI only what needs Docker may skip."""
+"""Hooks of pytest about skipped tests: the summary has each reason once; CI may lack Docker and .NET alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Generator
 
 import pytest
 
-NEEDS = "needs Docker"  # in a reason: CI may lack it
+NEEDS = ("needs Docker", "need .NET")  # in a reason: CI may lack it
 
 
 def reason(report: pytest.TestReport) -> str:
@@ -22,7 +22,8 @@ def reason(report: pytest.TestReport) -> str:
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI, let a test fail that is skipped for want of something that CI has. Windows lacks more."""
     report = yield
-    if report.skipped and os.environ.get("CI") and sys.platform != "win32" and NEEDS not in reason(report):
+    is_needed = report.skipped and not any(one in reason(report) for one in NEEDS)
+    if is_needed and os.environ.get("CI") and sys.platform != "win32":
         report.outcome, report.longrepr = "failed", f"skipped in CI: {reason(report)}"
     return report
 

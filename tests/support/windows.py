@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 ABSENT = json.loads((ROOT / "tests/data/windows/absent.json").read_text(encoding="utf-8"))
 BREAK = signal.SIGUSR2  # stands for SIGBREAK, whose number Linux has for another one
 # What the commands of the tests need of libraries; to load all would cost each start seconds.
-FOR_COMMANDS = ["bridge.service.composition", "bridge.cli.main", "bridge.cli.render", "bridge.sinks.webhook"]
+FOR_COMMANDS = ["bridge.roles", "bridge.cli.main", "bridge.cli.render", "bridge.sinks.webhook"]
 
 
 def become_windows() -> None:

@@ -128,12 +128,18 @@ def booted(system: System) -> Iterator[Machine]:
                 boot.wait()
 
 
-def add_checkout(root: Path) -> None:
-    """Copy the checkout to /srv/imds-bridge, and what its installation needs of this machine."""
+def add_host_files(root: Path) -> None:
+    """Copy what an installation from a network needs of this machine."""
     for file in filter(os.path.exists, HOST_FILES):
+        (root / file[1:]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, root / file[1:])
     with (root / "etc/pip.conf").open("a") as settings:  # which concern other programs
         settings.write("[install]\nuser = true\ntarget = /srv/foreign\n")
+
+
+def add_checkout(root: Path) -> None:
+    """Copy the checkout to /srv/imds-bridge, and what its installation needs of this machine."""
+    add_host_files(root)
     for name in CHECKOUT:
         source, target = ROOT / name, root / "srv/imds-bridge" / name
         if source.is_dir():

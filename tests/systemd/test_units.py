@@ -1,4 +1,4 @@
-"""Every unit with its shipped sandbox under a real systemd, and in them what docs/operations.md says: `make units`.
+"""Every unit with its shipped sandbox under a real systemd, and in them what docs/maintenance.md says: `make units`.
 
 The tests are one story of one machine, in the order of this file, and its main parts that of others. Namespaces
 enforce the sandbox but for what the control group would do: the filters of ports and addresses (SocketBindDeny,
@@ -9,14 +9,12 @@ so the simulators answer on loopback.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import textwrap
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
@@ -33,7 +31,7 @@ from tests.support.servicebus import ServiceBusLab
 from tests.systemd.machine import Machine, System, add_checkout, booted
 
 ROLES = ("console", "forward", "listen", "relay")
-PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/maintenance.md").read_text(encoding="utf-8")
 CHECKOUT = "/srv/imds-bridge/infra/systemd"
 RELEASE = "/srv/release"
 FOREIGN = {"PIP_USER": "1", "PIP_TARGET": "/srv/foreign", "PYTHONPATH": "/srv/foreign"}
@@ -85,17 +83,6 @@ def inbox() -> Iterator[Inbox]:
 def bus() -> Iterator[ServiceBusLab]:
     with ServiceBusLab(fleet_bus()) as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the file that `make dist` makes of this checkout."""
-    folder = tmp_path_factory.mktemp("release")
-    wheel = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    subprocess.run(wheel, cwd=ROOT, check=True)
-    command = [str(ROOT / "tools/packaging/release.sh"), str(only(folder.glob("*.whl"))), str(folder)]
-    subprocess.run(command, env={**os.environ, "VENV": sys.prefix}, check=True)
-    return only(folder.glob("*.tar"))
 
 
 @pytest.fixture(scope="module")
@@ -236,9 +223,9 @@ def test_a_unit_starts_in_its_sandbox_and_its_metrics_have_what_the_alerts_need(
 
 @everywhere
 def test_a_channel_is_added(machine: Machine, imds: ImdsLab, inbox: Inbox) -> None:
-    section = re.sub(r"(?s)```.*?```", "", PAGE.partition("### Add a channel\n")[2].partition("\n### ")[0])
+    section = re.sub(r"(?s)```.*?```", "", PAGE.partition("## Add a channel\n")[2].partition("\n## ")[0])
     first, *commands = re.findall(r"`((?:\(umask|imds-bridge |systemctl ).*?)`", section)
-    settings = block("### Add a channel", "toml").replace('"teams"', '"cloudevents"')
+    settings = block("## Add a channel", "toml").replace('"teams"', '"cloudevents"')
     machine.do(first, URL=inbox.url)
     with (machine.root / CONFIG[1:]).open("a") as file:
         file.write(settings)

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from azure.servicebus import ServiceBusClient, ServiceBusReceiver
 
+from bridge.approvals import receipts
 from bridge.approvals.state import EventState, State, Stay
 from bridge.azure.bus_receiver import RECEIVE_MESSAGES
 from bridge.config.models import ImdsSettings
@@ -21,7 +22,6 @@ from bridge.imds.client import ImdsClient
 from bridge.imds.document import parse_document
 from bridge.runtime.threads import start_thread
 from bridge.runtime.time import Clock
-from bridge.service import answers
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.bus import BusRig
 from tests.support.memory_sink import MemorySink
@@ -151,7 +151,7 @@ def _approve_before(task: _Task) -> None:
     document, stay = parse_document(imds.document()), Stay(since=0.0, approved_at=clock.now(), is_posted=True)
     events = {key: EventState(event=event, stay=stay) for key, event in document.events.items()}
     known = {**State(events=events).dump(lambda _: True), "incarnation": document.incarnation}
-    outbox.commit([], records={(answers.EVENTS, answers.KNOWN): known})
+    outbox.commit([], records={(receipts.EVENTS, receipts.KNOWN): known})
     outbox.close()
     imds.close()
 

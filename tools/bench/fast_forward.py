@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from bridge.cli import common
+from bridge import arguments
 from bridge.cli.main import main
 from bridge.config.loader import load
 from bridge.config.models import Config
@@ -19,5 +19,5 @@ def load_fast(*given: Any) -> Config:
 
 
 if __name__ == "__main__":
-    vars(common).update(load=load_fast)  # the command calls it
+    vars(arguments).update(load=load_fast)  # the command calls it
     raise SystemExit(main(sys.argv[2:]))

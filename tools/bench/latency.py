@@ -12,7 +12,7 @@ from typing import NamedTuple
 import requests
 
 from bridge.formats.cloudevents import CONTENT_TYPE
-from bridge.service.forwarder import Forwarder
+from bridge.forward.forwarder import Forwarder
 from tools.bench import parts, simulators
 from tools.bench.measure import BenchError, Progress, Row
 from tools.bench.simulators import Remote

@@ -10,16 +10,16 @@ from typing import Any
 
 from bridge.config.base import Secret
 from bridge.config.models import Config, ImdsSettings
+from bridge.delivery.dispatcher import Dispatcher
 from bridge.events.filters import Filter
 from bridge.formats.cloudevents import CloudEventsSettings
+from bridge.forward.forwarder import Forwarder
 from bridge.imds.client import ImdsClient
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import KeptOutbox
+from bridge.process.parts import Parts
 from bridge.runtime.threads import start_thread
 from bridge.runtime.time import Clock
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.forwarder import Forwarder
-from bridge.service.parts import Parts
 from bridge.sinks.base import Sink
 from bridge.sinks.webhook import WebhookSink
 from tools.bench import sample
@@ -52,10 +52,10 @@ def _webhook_settings(url: str) -> CloudEventsSettings:
     return CloudEventsSettings(kind="webhook", url=Secret(url))
 
 
-def open_outbox(folder: Path, *sinks: str) -> Outbox:
+def open_outbox(folder: Path, *sinks: str) -> KeptOutbox:
     """Open the outbox in `folder`; its sinks take everything from the start."""
     defaults = Config()
-    return Outbox(
+    return KeptOutbox(
         StateFolder(folder),
         clock=Clock(),
         sinks={name: (Filter(), True) for name in sinks},
@@ -76,7 +76,7 @@ def fill_outbox(folder: Path, size: int) -> None:
         outbox.close()
 
 
-def dispatcher(name: str, sink: Sink, outbox: Outbox) -> Dispatcher:
+def dispatcher(name: str, sink: Sink, outbox: KeptOutbox) -> Dispatcher:
     """Make what delivers from `outbox` to `sink`."""
     return Dispatcher(
         name,

@@ -559,9 +559,9 @@ class BridgeLossData(Part):
     title: ClassVar = "Events were lost or dropped"
 
     Reason: str = _property(
-        "Damage: the state store was damaged, or an older one was found. NotWritten: the disk could not be written, "
-        "and the process ended with what only its memory had. SizeLimit: the outbox reached its size limit; dead "
-        "letters that it deletes count, too. StateFolderGone: the state store was removed or emptied. "
+        "Damage: the state store was damaged, or an older one was found. NotWritten: the state could not be read "
+        "or written, and the process ended with what only its memory had. SizeLimit: the outbox reached its size "
+        "limit; dead letters that it deletes count, too. StateFolderGone: the state store was removed or emptied. "
         "OtherVm: the state was that of the VM from which this one was cloned; these events are not published here, "
         "and that VM has them.",
         *("Damage", "NotWritten", "SizeLimit", "StateFolderGone", "OtherVm"),

@@ -17,7 +17,7 @@ from pydantic_core import core_schema
 from bridge.contract.schemas import CLOUDEVENT, STATUS, file_name
 from bridge.contract.status import FLOWS, Status
 from bridge.contract.types import KNOWN_VALUES, schema_id
-from bridge.service.status import Report
+from bridge.process.status import Report
 from tools.contract import asyncapi
 from tools.contract.attributes import cloudevents
 from tools.contract.data import DATA, Part

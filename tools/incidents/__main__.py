@@ -1,6 +1,6 @@
 """`python -m tools.incidents [WORD...]`: play every incident, or those with a word in their title.
 
-It prints when what noticed each, for docs/operations.md. A real Prometheus with our rules scrapes a process for each,
+It prints when what noticed each, for docs/metrics.md. A real Prometheus with our rules scrapes a process for each,
 all at once, for 13 minutes. Needs Debian's package prometheus and the right to mount.
 """
 
@@ -29,20 +29,20 @@ from bridge.outbox.rows import STATE, VM
 from bridge.runtime.time import Clock
 from infra.monitoring.generate import RULES
 from tests.support.bus import QUEUE, SECRET, Sender, bus_config, command
-from tests.support.console import STRUCTURED, ConsoleProcess, FleetVm
+from tests.support.console import STRUCTURED, ConsoleProcess, FleetVm, event
 from tests.support.disk import small_disk
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.outbox import open_outbox
 from tests.support.ports import free_port
 from tests.support.process import Forward
-from tests.support.prometheus import prometheus
+from tests.support.prometheus import Prometheus, Target, prometheus
 from tests.support.servicebus import ServiceBusLab
 
 SECONDS = 780
 SCRAPE_SECONDS = 15
 LOOK_SECONDS = 3
-VM_NAME = "web-0"
+VM_NAME, OTHER_NAME = "web-0", "web-1"
 
 
 class Incident:
@@ -52,28 +52,29 @@ class Incident:
         folder.mkdir()
         self.folder, self.role, self.port = folder, role, free_port()
         self.stack = ExitStack()
-        self.imds = self.stack.enter_context(ImdsLab(vms=[VM_NAME]))
+        self.imds = self.stack.enter_context(ImdsLab(vms=[VM_NAME, OTHER_NAME]))
         self.inbox = self.stack.enter_context(Inbox())
         for simulator in (self.imds, self.inbox):
             self.stack.callback(simulator.clear_faults)
         self.process = self.make()
         self.began_at = 0.0
+        self.prometheus: Prometheus | None = None
         self.alerts: dict[str, float] = {}
         self.health: dict[str, float] = {}
         self.status: dict[str, float] = {}
 
-    def make(self, **settings: Any) -> Forward:
-        """Prepare the process; `settings` change its configuration."""
-        metrics = f"127.0.0.1:{self.port}"
+    def make(self, name: str = "", port: int = 0, **settings: Any) -> Forward:
+        """Prepare the process; `settings` change its configuration, `name` and `port` make another one."""
+        folder, metrics = self.folder / name, f"127.0.0.1:{port or self.port}"
         if self.role == "console":
-            return ConsoleProcess(self.folder, metrics=metrics)
+            return ConsoleProcess(folder, metrics=metrics)
         given = {
             "imds": {"endpoint": self.imds.url(VM_NAME)},
             "metrics": {"listen": metrics},
             "sinks": {"ops": {"kind": "webhook", "url": self.inbox.url}},
             **settings,
         }
-        return Forward(self.folder, given, role=self.role)  # type: ignore[arg-type] # of the table
+        return Forward(folder, given, role=self.role)  # type: ignore[arg-type] # of the table
 
     def start(self, process: Forward | None = None) -> None:
         """Start the process, and wait until it works."""
@@ -97,9 +98,14 @@ class Incident:
         self.start(self.make(approvals={**given, **approvals}))
         return bus
 
-    def announce(self, event_type: str, seconds: float, **more: Any) -> str:
+    def announce(self, event_type: str, seconds: float, vm: str = VM_NAME, **more: Any) -> str:
         """Let IMDS show an event with so much notice."""
-        return self.imds.schedule(event_type=event_type, resources=[VM_NAME], notice_seconds=seconds, **more)
+        return self.imds.schedule(event_type=event_type, resources=[vm], notice_seconds=seconds, **more)
+
+    def scrape(self, *targets: Target) -> None:
+        """Let Prometheus scrape these from now on in place of the process."""
+        assert self.prometheus
+        self.prometheus.scrape(self.folder.name, *targets)
 
     def look(self, firing: set[str]) -> None:
         """Note what is noticed now for the first time."""
@@ -204,17 +210,67 @@ def rebooted(rig: Incident, back: float) -> None:
     threading.Thread(target=reboot, daemon=True).start()
 
 
-@incident("an operator restarts the process three times within 10 min")
+@incident("an operator restarts the process five times within 10 min")
 def restarted_orderly(rig: Incident) -> None:
     rig.start()
 
     def restart() -> None:
-        for _ in range(3):
-            time.sleep(120)
+        for _ in range(5):
+            time.sleep(100)
             rig.process.stop()
             rig.process.start()
 
     threading.Thread(target=restart, daemon=True).start()
+
+
+@incident("another VM of the group gets a Reboot with a minute of notice")
+def other_vms_notice(rig: Incident) -> None:
+    rig.start()
+    rig.announce("Reboot", 60, OTHER_NAME)
+
+
+@incident("two VMs' agents write the same `instance`, with a label of their own")
+def shared_instance(rig: Incident) -> None:
+    rig.start()
+    port = free_port()
+    other = rig.stack.enter_context(rig.make("other", port))
+    other.wait_for_status(lambda status: status.get("last_good_at"))
+    rig.scrape(
+        Target(port=rig.port, instance="127.0.0.1:9464", labels={"vm": "a"}),
+        Target(port=port, instance="127.0.0.1:9464", labels={"vm": "b"}),
+    )
+
+
+@incident("Prometheus' configuration loses a VM", gone=False)
+@incident("a VM is deleted without an event (a scale-in), and discovery drops it a minute later", gone=True)
+def target_leaves(rig: Incident, gone: bool) -> None:
+    rig.start()
+
+    def leave() -> None:
+        time.sleep(2 * SCRAPE_SECONDS)
+        if gone:
+            rig.process.kill()
+            time.sleep(4 * SCRAPE_SECONDS)
+        rig.scrape()
+
+    threading.Thread(target=leave, daemon=True).start()
+
+
+@incident("a pod of a rollout, or of a relay, moves to another address")
+def target_moves(rig: Incident) -> None:
+    rig.start()
+
+    def move() -> None:
+        time.sleep(2 * SCRAPE_SECONDS)
+        rig.scrape(Target(port=rig.port, instance="10.0.0.9:9464"))
+
+    threading.Thread(target=move, daemon=True).start()
+
+
+@incident("a listener alone drains and approves by rules, without sinks and bus", "listen")
+def alone(rig: Incident) -> None:
+    rules = {"auto": [{"run": ["/bin/true"]}]}
+    rig.start(rig.make(approvals=rules, sinks={}))
 
 
 @incident("the process is killed, and nothing starts it again")
@@ -356,6 +412,15 @@ def vm_silent(rig: Incident) -> None:
     requests.post(f"{rig.process.url}/ingest", body, headers=STRUCTURED, timeout=30).raise_for_status()
 
 
+@incident("an event names a VM without imds-bridge", "console")
+def vm_unknown(rig: Incident) -> None:
+    rig.start()
+    assert isinstance(rig.process, ConsoleProcess)
+    at = datetime.now(UTC)
+    body = FleetVm(VM_NAME).change("scheduled", event(at=at, minutes=30, vms=[OTHER_NAME]), at)
+    requests.post(f"{rig.process.url}/ingest", body, headers=STRUCTURED, timeout=30).raise_for_status()
+
+
 def main(words: list[str]) -> None:
     """Play all incidents, or those whose title has one of the words, and print the table."""
     chosen = [one for one in PLAYS if not words or any(word in one[0] for word in words)]
@@ -370,6 +435,7 @@ def main(words: list[str]) -> None:
             prometheus(Path(place), targets, every_seconds=SCRAPE_SECONDS, rules=str(RULES))
         )
         for title, play, _ in chosen:
+            rigs[title].prometheus = running
             play(rigs[title])
             rigs[title].began_at = time.monotonic()
             print(f"has begun: {title}", file=sys.stderr, flush=True)
@@ -377,7 +443,8 @@ def main(words: list[str]) -> None:
         while time.monotonic() < end:
             alerts = [one["metric"] for one in running.ask("query", query='ALERTS{alertstate="firing"}')]
             for rig in rigs.values():
-                rig.look({one["alertname"] for one in alerts if one["instance"] == rig.folder.name})
+                job = f"imds-bridge-{rig.folder.name}"
+                rig.look({one["alertname"] for one in alerts if one.get("job") == job})
             time.sleep(LOOK_SECONDS)
     print(
         "| incident | alerts, after | health, after | exit code of `status`, after |\n| --- | --- | --- | --- |"

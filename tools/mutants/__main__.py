@@ -13,7 +13,7 @@ from pathlib import Path
 from tools.mutants.mistakes import Mistake, mistakes, with_mistake
 from tools.mutants.scratch import Scratch, TestMap, map_tests
 
-PACKAGES = ("imds", "events", "outbox", "approvals", "sinks", "service")
+PACKAGES = ("imds", "events", "outbox", "approvals", "delivery", "forward", "process", "sinks")
 TEST_SECONDS = 30
 BUDGET_SECONDS = 45.0  # of tests for each mistake, as long as they took without it
 LIMIT_SECONDS = 4 * BUDGET_SECONDS

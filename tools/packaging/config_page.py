@@ -15,10 +15,10 @@ from pydantic.fields import FieldInfo
 from bridge.config.approvals import RuleSettings
 from bridge.config.base import Secret, Settings, spellings
 from bridge.config.bus import BusSettings, ReceiverSettings
-from bridge.config.registry import FORMATS, SINK_KINDS, Table, tables
+from bridge.config.registry import FORMATS, SINK_KINDS
 from bridge.config.sinks import ChatSettings, HttpSettings, IdentitySettings, SinkSettings, WebhookSettings
 from bridge.formats.digest import DigestSettings
-from tools.packaging.config_schema import FILE, config_schema, config_schema_text
+from tools.packaging.config_schema import FILE, Table, config_schema, config_schema_text, tables
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 MARK = "<!-- Generated from the docstrings in bridge/config by `python -m tools.packaging.config_page`. -->\n"

@@ -6,9 +6,12 @@ import ast
 import inspect
 import json
 import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,7 +20,7 @@ from pydantic_core import core_schema
 
 from bridge.config.base import Secret, Settings, spellings
 from bridge.config.models import Config
-from bridge.config.registry import FORMATS, SECTIONS, SINK, SINK_KINDS, tables
+from bridge.config.registry import FORMATS, SECTIONS, SINK, SINK_KINDS, format_class
 from bridge.config.sinks import WebhookSettings
 
 FILE = Path(__file__).resolve().parents[2] / "bridge/config/schema.json"
@@ -25,6 +28,36 @@ DIALECT = "http://json-schema.org/draft-07/schema#"  # the newest that Taplo, an
 _TEXT = {"type": "string"}
 _HEADERS = {"type": "object", "additionalProperties": _TEXT}
 _SIGNING_SECRETS = "signing_secrets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of the configuration: its full name, the condition under which it is so, and its settings."""
+
+    name: str
+    condition: str = ""
+    settings: type[Settings]
+
+
+def tables() -> Iterator[Table]:
+    """Yield every table, those that a table contains, or that its formats make of it, after it."""
+    yield from _with_inner(Table(name="", settings=Config))
+    for section, settings in SECTIONS.items():
+        yield from _with_inner(Table(name=section, settings=resolve_name(settings)))
+    for kind, (place, _) in SINK_KINDS.items():
+        settings, condition = resolve_name(place), f' with kind = "{kind}"'
+        yield Table(name=SINK, condition=condition, settings=settings)
+        for name in FORMATS if settings.has_formats else ():
+            of_format = f'{condition} and format = "{name}"'
+            yield Table(name=SINK, condition=of_format, settings=format_class(name).settings)
+
+
+def _with_inner(table: Table) -> Iterator[Table]:
+    yield table
+    for key in table.settings.model_fields:
+        if inner := table.settings.inner_settings(key):
+            name = f"{table.name}.{key}" if table.name else key
+            yield from _with_inner(Table(name=name, settings=inner))
 
 
 def config_schema() -> dict[str, Any]:

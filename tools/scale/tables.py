@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bridge.service.holding import HOLD_SECONDS
+from bridge.delivery.holding import HOLD_SECONDS
 from bridge.sinks.servicebus import REST_SECONDS
 from tools.scale.simulation import (
     COLD_SECONDS,

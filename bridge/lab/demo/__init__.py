@@ -59,6 +59,6 @@ def _play(*, with_bus: bool, fast: bool) -> int:
             f"demo: python-qpid-proton is not installed; {first}pip install 'imds-bridge[lab]'; "
             "or run: imds-bridge demo --no-bus"
         )
-    from bridge.lab.demo.stage import demonstrate  # noqa: PLC0415 - for a quick answer
+    from bridge.lab.demo.story import demonstrate  # noqa: PLC0415 - for a quick answer
 
     return demonstrate(with_bus=with_bus, fast=fast)

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from bridge.lab.demo.narrator import Narrator
-from bridge.lab.demo.story import DOCUMENT, HEARTBEAT
 from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.inbox import Inbox
 
 if TYPE_CHECKING:
     from bridge.lab.demo.bus import DemoBus
 
+HEARTBEAT, DOCUMENT = "bridge.heartbeat", "document.changed"
 # The default types of a chat format.
 CHAT_FAMILIES = ("scheduledevent", "approval")
 
@@ -109,8 +109,7 @@ time_zone = "UTC"
 
 def name_of(event: Mapping[str, Any]) -> str:
     """Return the type without what all types share."""
-    name: str = event["type"]
-    return name.removeprefix("io.imdsbridge.").removesuffix(".v1")
+    return str(event["type"]).removeprefix("io.imdsbridge.").removesuffix(".v1")
 
 
 def describe(event: Mapping[str, Any]) -> str:

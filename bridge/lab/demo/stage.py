@@ -1,31 +1,23 @@
-"""Play the story of the demo with the simulated IMDS, the listeners and the real processes; check what arrived."""
+"""The simulated IMDS, the listeners and the real processes of the demo, and a check of what arrived."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError
 from bridge.imds.diff import CONTINUOUS_SECONDS
 from bridge.lab.demo.listeners import Listeners, name_of
 from bridge.lab.demo.narrator import LOOK_SECONDS, Narrator
-from bridge.lab.demo.story import INTRODUCTION, LEGEND, LEGEND_WITHOUT_BUS, NEXT, play
 from bridge.lab.imds import ImdsLab
 from bridge.outbox.inspect import newest
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.text import show
-from bridge.runtime.threads import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from bridge.lab.demo.bus import DemoBus
@@ -222,65 +214,6 @@ def _describe(event: Mapping[str, Any]) -> str:
     return f"{event['EventType']} of {' and '.join(event['Resources'])} is {event['EventStatus']}"
 
 
-def demonstrate(*, with_bus: bool, fast: bool) -> int:
-    """Play the story; return 0 only if everything arrived.
-
-    Args:
-        with_bus: whether to simulate a Service Bus and to approve over it.
-        fast: whether to leave out the pauses.
-    """
-    for number in STOP_SIGNALS:
-        signal.signal(number, _interrupt)
-    try:
-        with tempfile.TemporaryDirectory(prefix="imds-bridge-demo-") as folder, ExitStack() as stack:
-            return _demonstrate(stack, Path(folder), Narrator(fast=fast), with_bus=with_bus)
-    except KeyboardInterrupt:
-        show("demo: stopped", stream=sys.stderr)
-        return 1
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    """End the demo; a second signal must not keep it from ending its processes."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
-
-
-def _demonstrate(stack: ExitStack, folder: Path, narrate: Narrator, *, with_bus: bool) -> int:
-    bus = None
-    if with_bus:
-        from bridge.lab.demo.bus import DemoBus  # noqa: PLC0415 - it needs the extra `lab`
-
-        bus = DemoBus(stack)
-    stage = Stage(stack, folder, narrate, bus)
-    narrate.paragraphs(f"{INTRODUCTION}\n\nThe left column:")
-    narrate.table(LEGEND if with_bus else LEGEND_WITHOUT_BUS)
-    try:
-        play(stage, with_bus=with_bus)
-    except NotArrived as error:
-        stage.faults.append(str(error))
-    return _conclude(stage, narrate)
-
-
-def _conclude(stage: Stage, narrate: Narrator) -> int:
-    """Print what has arrived, and what to do next or what is wrong; return the exit code."""
-    published, arrived = stage.published(), stage.listeners.arrived()
-    faults = [*stage.faults, *find_faults(stage.expected, published, arrived)]
-    if faults:
-        show(*stage.logs(), stream=sys.stderr)
-        show("", f"demo: FAILED, {'; '.join(faults)}")
-        return 1
-    received = ", ".join(f"{len(ids)} by {place}" for place, ids in arrived.items())
-    narrate.paragraphs(
-        f"{len(published)} events were published, and received: {received}. The chat channel has "
-        f"{len(stage.listeners.chat())} messages.\n\nWhat to do next:"
-    )
-    for arguments, text in NEXT:
-        show(f"  {_command()} {arguments}", f"      {text}")
-    show("", f"demo: ok, {len(published)} published, 0 lost")
-    return 0
-
-
 def find_faults(
     expected: Counter[str], published: Mapping[str, str], arrived: Mapping[str, Collection[str]]
 ) -> list[str]:
@@ -304,11 +237,3 @@ def find_faults(
             if (count := len(published.keys() - set(ids)))
         ),
     ]
-
-
-def _command() -> str:
-    """Return how this program is called here."""
-    path = Path(sys.argv[0])
-    if path.name != "imds-bridge" or shutil.which(path.name):
-        return "imds-bridge"
-    return os.path.relpath(path)

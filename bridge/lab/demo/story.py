@@ -1,13 +1,22 @@
-"""The story of the demo: what it says, what happens, and which events that causes."""
+"""The story of the demo: what it says, what happens, which events that causes; it is played and judged here."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
-if TYPE_CHECKING:
-    from bridge.lab.demo.stage import Stage
-
-HEARTBEAT, DOCUMENT = "bridge.heartbeat", "document.changed"
+from bridge.lab.demo.listeners import DOCUMENT, HEARTBEAT
+from bridge.lab.demo.narrator import Narrator
+from bridge.lab.demo.stage import NotArrived, Stage, find_faults
+from bridge.runtime.text import show
+from bridge.runtime.threads import STOP_SIGNALS
 
 INTRODUCTION = """\
 A Scheduled Event is Azure's notice that it will soon freeze, reboot, redeploy, preempt or delete a VM: what, \
@@ -36,6 +45,72 @@ NEXT = (
     ("check --config config.toml", "try your configuration"),
     ("demo --console", "show a fleet of 60 simulated VMs on one web page"),
 )
+
+
+def demonstrate(*, with_bus: bool, fast: bool) -> int:
+    """Play the story; return 0 only if everything arrived.
+
+    Args:
+        with_bus: whether to simulate a Service Bus and to approve over it.
+        fast: whether to leave out the pauses.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, _interrupt)
+    try:
+        with tempfile.TemporaryDirectory(prefix="imds-bridge-demo-") as folder, ExitStack() as stack:
+            return _demonstrate(stack, Path(folder), Narrator(fast=fast), with_bus=with_bus)
+    except KeyboardInterrupt:
+        show("demo: stopped", stream=sys.stderr)
+        return 1
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    """End the demo; a second signal must not keep it from ending its processes."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _demonstrate(stack: ExitStack, folder: Path, narrate: Narrator, *, with_bus: bool) -> int:
+    bus = None
+    if with_bus:
+        from bridge.lab.demo.bus import DemoBus  # noqa: PLC0415 - it needs the extra `lab`
+
+        bus = DemoBus(stack)
+    stage = Stage(stack, folder, narrate, bus)
+    narrate.paragraphs(f"{INTRODUCTION}\n\nThe left column:")
+    narrate.table(LEGEND if with_bus else LEGEND_WITHOUT_BUS)
+    try:
+        play(stage, with_bus=with_bus)
+    except NotArrived as error:
+        stage.faults.append(str(error))
+    return _conclude(stage, narrate)
+
+
+def _conclude(stage: Stage, narrate: Narrator) -> int:
+    """Print what has arrived, and what to do next or what is wrong; return the exit code."""
+    published, arrived = stage.published(), stage.listeners.arrived()
+    faults = [*stage.faults, *find_faults(stage.expected, published, arrived)]
+    if faults:
+        show(*stage.logs(), stream=sys.stderr)
+        show("", f"demo: FAILED, {'; '.join(faults)}")
+        return 1
+    received = ", ".join(f"{len(ids)} by {place}" for place, ids in arrived.items())
+    narrate.paragraphs(
+        f"{len(published)} events were published, and received: {received}. The chat channel has "
+        f"{len(stage.listeners.chat())} messages.\n\nWhat to do next:"
+    )
+    for arguments, text in NEXT:
+        show(f"  {_command()} {arguments}", f"      {text}")
+    show("", f"demo: ok, {len(published)} published, 0 lost")
+    return 0
+
+
+def _command() -> str:
+    """Return how this program is called here."""
+    path = Path(sys.argv[0])
+    is_found = path.name != "imds-bridge" or shutil.which(path.name)
+    return "imds-bridge" if is_found else os.path.relpath(path)
 
 
 def play(stage: Stage, *, with_bus: bool) -> None:

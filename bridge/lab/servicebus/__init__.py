@@ -77,7 +77,6 @@ class ServiceBusLab:
             self._loop.close()
             raise LabError(f"port given: {port}; expected: a free one ({error})") from error
         self.port = int(listener.getsockname()[1])
-        self._bus.host = f"{HOST}:{self.port}"
         self._loop.call_soon(self._tick, 0)
         is_ready = threading.Event()
         self._thread = threading.Thread(
@@ -106,7 +105,7 @@ class ServiceBusLab:
     def connection_string_with(self, key: str) -> str:
         """Return a connection string with another key."""
         return (
-            f"Endpoint=sb://{self._bus.host};SharedAccessKeyName={KEY_NAME};SharedAccessKey={key};"
+            f"Endpoint=sb://{HOST}:{self.port};SharedAccessKeyName={KEY_NAME};SharedAccessKey={key};"
             "UseDevelopmentEmulator=true;"
         )
 

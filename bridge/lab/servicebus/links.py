@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bridge.lab.servicebus.connection import Connection, proton
+from bridge.lab.servicebus.amqp import proton
+from bridge.lab.servicebus.connection import Connection, Service
 from bridge.lab.servicebus.messages import (
     NOT_ALLOWED,
     NOT_IMPLEMENTED,
@@ -16,9 +17,6 @@ from bridge.lab.servicebus.messages import (
     parse_transfer,
 )
 from bridge.lab.servicebus.queues import MessageQueue
-
-if TYPE_CHECKING:
-    from bridge.lab.servicebus.bus import Bus
 
 CREDIT = 1000
 SESSION_FILTER = "com.microsoft:session-filter"
@@ -62,7 +60,7 @@ class Endpoint:
 
     opened = True
 
-    def __init__(self, bus: Bus, connection: Connection, link: Any, path: str) -> None:
+    def __init__(self, bus: Service, connection: Connection, link: Any, path: str) -> None:
         """Take over proton's link to an entity."""
         self.bus = bus
         self.connection = connection
@@ -111,7 +109,7 @@ class Endpoint:
 class Producer(Endpoint):
     """Receive what a client sends to a queue or a topic."""
 
-    def __init__(self, bus: Bus, connection: Connection, link: Any, path: str) -> None:
+    def __init__(self, bus: Service, connection: Connection, link: Any, path: str) -> None:
         super().__init__(bus, connection, link, path)
         bus.broker.target(path)
         link.max_message_size = bus.max_message_bytes
@@ -165,7 +163,7 @@ class Consumer(Endpoint):
 
     opened = False
 
-    def __init__(self, bus: Bus, connection: Connection, link: Any, path: str) -> None:
+    def __init__(self, bus: Service, connection: Connection, link: Any, path: str) -> None:
         super().__init__(bus, connection, link, path)
         self.queue: MessageQueue = bus.broker.source(path)
         self.session_id: str | None = None
@@ -255,6 +253,8 @@ class Consumer(Endpoint):
 
     def closed(self) -> None:
         """Release the session. Messages without one stay locked until the lock expires, as in Azure."""
+        if self in self.bus.consumers[self.queue]:
+            self.bus.consumers[self.queue].remove(self)
         if self.session_id is not None:
             self.queue.release_session(self.session_id, self)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from bridge.lab.servicebus.connection import proton
+from bridge.lab.servicebus.amqp import proton
 
 # The error conditions of the service.
 NOT_FOUND = "amqp:not-found"
@@ -20,7 +20,6 @@ NOT_ALLOWED = "amqp:not-allowed"
 UNAUTHORIZED = "amqp:unauthorized-access"
 DECODE = "amqp:decode-error"
 TOO_LARGE = "amqp:link:message-size-exceeded"
-DETACH_FORCED = "amqp:link:detach-forced"
 NOT_IMPLEMENTED = "amqp:not-implemented"
 
 ARGUMENT = "com.microsoft:argument-error"

@@ -8,16 +8,14 @@ import hmac
 import uuid
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from bridge.lab.servicebus.connection import Connection, proton
+from bridge.lab.servicebus.amqp import proton
+from bridge.lab.servicebus.connection import Connection, Service
 from bridge.lab.servicebus.links import CREDIT, Consumer, Endpoint, reject
 from bridge.lab.servicebus.messages import ARGUMENT, DECODE, NOT_ALLOWED, NOT_IMPLEMENTED, Refused
 from bridge.lab.servicebus.queues import MessageQueue
-
-if TYPE_CHECKING:
-    from bridge.lab.servicebus.bus import Bus
 
 CBS = "$cbs"
 MANAGEMENT_SUFFIX = "/$management"
@@ -31,7 +29,7 @@ Body = dict[str, Any]
 class ReplyLink(Endpoint):
     """Send replies to a client, as far as it has granted credit."""
 
-    def __init__(self, bus: Bus, connection: Connection, link: Any, path: str) -> None:
+    def __init__(self, bus: Service, connection: Connection, link: Any, path: str) -> None:
         super().__init__(bus, connection, link, path)
         self._waiting: deque[bytes] = deque()
         self.attach()
@@ -54,7 +52,7 @@ class ReplyLink(Endpoint):
 class RequestLink(Endpoint):
     """Receive requests, one per transfer."""
 
-    def __init__(self, bus: Bus, connection: Connection, link: Any, path: str) -> None:
+    def __init__(self, bus: Service, connection: Connection, link: Any, path: str) -> None:
         super().__init__(bus, connection, link, path)
         self.attach()
         link.flow(CREDIT)

@@ -439,12 +439,19 @@ class Audit:
 
     def begun_before(self) -> Iterator[str]:
         """Yield the first run of each process if it may have begun before `since`."""
+        followers = dict(self.database.execute("SELECT previous, max(vm_id) FROM runs GROUP BY previous"))
         in_order = self.select("ORDER BY source COLLATE NOCASE, first_at, ranges <> '[]', epoch")
         for _, runs in groupby(in_order, key=lambda run: run.source.lower()):
-            first: dict[str, Run] = {}
+            known: set[str] = set()
             for run in runs:
-                first.setdefault(run.role, run)
-            yield from (run.epoch for run in first.values() if not run.started)
+                name, vm_id = run.reporter.lower(), run.vm_id or followers.get(run.epoch)
+                unknown = f"{name} "
+                own = f"{vm_id} {run.role}" if vm_id else unknown
+                if known.isdisjoint({own, unknown} if vm_id else {name}) and not run.started:
+                    yield run.epoch
+                known |= {name, own}
+                if vm_id:
+                    known.discard(unknown)  # the same VM, before its id was known
 
     def remarks(self) -> list[str]:
         """Return notes on what has news."""

@@ -19,10 +19,10 @@ from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings, ServiceBusSettings
 from bridge.config.values import UNTRUSTED
 from bridge.errors import Misconfigured
+from bridge.process.parts import build_sinks
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
 from bridge.runtime.worker import Worker
-from bridge.service.parts import build_sinks
 from tests.support.bus import FLEET, QUEUE, BusRig, Sender, command, message, wait_settled
 from tests.support.imds_lab import ImdsLab
 from tests.support.only import only

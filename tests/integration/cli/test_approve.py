@@ -252,7 +252,7 @@ def test_without_ids_it_lists_the_scheduled_events_and_asks_where_there_is_a_ter
         (["A", "a"], "an EVENT_ID is given twice"),
         (["x" * 201], "EventId"),
         ([""], "EventId"),
-        ([f"E-{number}" for number in range(101)], "given 101 EventIds, expected at most 100"),
+        ([f"E-{number}" for number in range(101)], "101 EventIds, expected 1 to 100"),
     ],
     ids=["with a space", "twice", "too long", "empty", "too many"],
 )

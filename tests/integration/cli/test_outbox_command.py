@@ -6,6 +6,7 @@ import json
 import re
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -269,6 +270,22 @@ def test_what_the_listeners_auto_rules_make_of_an_event_is_shown(cli: Cli) -> No
     write_raw(folder, {"auto": [{"EventId": EVENT_ID.lower(), "Why": "settling", "NeedsPerson": False}]})
     folder.release()
     assert "auto rules of the listener: settling" in cli("explain").out
+
+
+def test_explain_says_that_the_process_has_loaded_another_file(cli: Cli, tmp_path: Path) -> None:
+    cli.fill()
+    cli.sinks(ops={"kind": "stdout"})
+    folder, other = StateFolder(cli.state()), tmp_path / "own.toml"
+    other.write_text("stop_seconds = 1")
+    folder.acquire()
+    for config, said in (
+        (other, f"has loaded {other}, which differs from {cli.config}: restart it"),
+        (cli.config, ""),
+    ):
+        write_raw(folder, {"role": "forward", "config": str(config)})
+        done = cli("explain", "--json")
+        assert (said in done.err, bool(done.err), len(done.json)) == (True, bool(said), 1)
+    folder.release()
 
 
 @pytest.mark.parametrize(

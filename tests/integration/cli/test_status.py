@@ -16,11 +16,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from bridge import __version__
-from bridge.cli.common import json_lines
+from bridge.arguments import json_lines
 from bridge.contract.schemas import STATUS, schema
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.status import read_report, render
 from bridge.runtime.text import UNSAFE
-from bridge.service.status import read_report, render
 from tests.support.cli import Call, Cli
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import Forward
@@ -299,7 +299,7 @@ def test_an_error_of_the_renderer_is_not_told_as_damage(
     process: Process, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process.write()
-    monkeypatch.setattr("bridge.service.status.table", lambda *_: 1 / 0)
+    monkeypatch.setattr("bridge.process.status.table", lambda *_: 1 / 0)
     done = cli("status")
     assert (done.code, "damaged" in done.err) == (1, False)
 

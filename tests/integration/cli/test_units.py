@@ -35,6 +35,7 @@ def answer(
 
 
 START = "systemctl enable --now imds-bridge-forward"
+LOG = "journalctl -u imds-bridge-forward -n 20"
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,11 @@ START = "systemctl enable --now imds-bridge-forward"
         (
             "disabled auto-restart",
             "FAIL",
-            ("not enabled and does not run (auto-restart)", "journalctl -u imds-bridge-forward -n 20"),
+            ("not enabled and does not run (auto-restart)", LOG),
         ),
+        ("enabled failed", "FAIL", ("enabled and does not run (failed)", LOG)),
+        ("disabled failed", "FAIL", ("not enabled and does not run (failed)", LOG)),
+        ("enabled start", "FAIL", ("enabled and does not run (start)", LOG)),
     ],
 )
 def test_a_unit_is_named_with_what_to_do(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,8 @@ from bridge.console import fleet, history, rows
 from bridge.console.ingest import BATCH, read_events
 from bridge.contract.types import EVENT_NAMES, type_of
 from bridge.imds.diff import ChangeKind
-from tests.support.console import NOW, FleetVm, event, event_id, shown
+from bridge.imds.document import ScheduledEvent
+from tests.support.console import NOW, FleetVm, Shown, event, event_id, shown
 from tests.support.diff import steady
 
 # --- order ---
@@ -93,6 +95,85 @@ def test_every_order_repetition_and_grouping_of_events_shows_the_same(
     found, expected = shown_after(batches), shown_after([bodies])
     for part, value in expected.items():
         assert found[part] == value
+
+
+# --- an event that comes back ---
+
+ENDED: tuple[ChangeKind, ...] = ("completed", "canceled", "ended")
+# What begins a story, and how long after an end at least.
+RETURNS: dict[ChangeKind, float] = {"scheduled": 0.001, "started": 60.001, "updated": 60.001}
+MIDDLE = (*RETURNS, "prepared", "recovered", "accepted", "rejected")
+PAUSES = st.sampled_from([0, 0.001, 1, 30, 300])
+GROUP = ("web-0", "web-1", "web-2")
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> tuple[list[bytes], list[bytes]]:
+    """Draw what VMs publish of the stories of an event before the last one, which end, and of the last one."""
+    vms, at, found = [FleetVm(name) for name in GROUP], NOW, []
+    number = draw(st.integers(2, 3))
+    for story in range(number):
+        begin = draw(st.sampled_from(sorted(RETURNS)))
+        at += timedelta(seconds=RETURNS[begin])
+        middle = draw(st.lists(st.sampled_from(MIDDLE), max_size=5))
+        ends = draw(st.lists(st.sampled_from(ENDED), min_size=int(story < number - 1), max_size=2))
+        bodies = []
+        for step, kind in enumerate([begin, *middle, *ends]):
+            at += timedelta(seconds=draw(PAUSES) if step else 0)
+            one = event(
+                vms=draw(st.sampled_from([GROUP, GROUP[1:]])), minutes=draw(st.sampled_from([10, 15]))
+            )
+            for vm in draw(st.sampled_from([vms[:1], vms[1:2], vms[1:]])):
+                bodies.append(_published(vm, kind, one, at, story))
+                at += timedelta(milliseconds=1)
+        found.append(bodies)
+    return [body for bodies in found[:-1] for body in bodies], found[-1]
+
+
+def _published(vm: FleetVm, kind: Any, one: ScheduledEvent, at: datetime, story: int) -> bytes:
+    if kind == "prepared":
+        return vm.prepared(one, at)
+    if kind == "recovered":
+        return vm.of_work(kind, at, since=NOW, event=one)
+    if kind in ("accepted", "rejected"):
+        return vm.receipt(one, at, outcome=kind, command_id=f"{'auto:' * (kind == 'rejected')}{at}")
+    status = kind.capitalize() if kind in ("started", *ENDED) else "Scheduled"
+    return vm.change(kind, replace(one, raw={**one.raw, "EventStatus": status}), at, seen_before=story)
+
+
+def everything_of_an_event(seen: Shown) -> dict[str, Any]:
+    """Return whatever the pages show of the only event, but for the list of all that was received of it."""
+    now = LATER.timestamp()
+    found = seen.read(history.read_history, 30, now, rows.EVERY)
+    return {
+        "event": seen.event(),
+        "open": seen.events(),
+        "current": seen.read(rows.every_open, rows.EVERY),
+        "preparations": seen.read(rows.preparations_of, seen.event().key),
+        "vms": [(vm.name, vm.event_status, vm.starts_at, vm.due, vm.preparation) for vm in seen.vms()],
+        "history": (found.total, found.ends, found.per_day, found.notices, found.prepared),
+        "affected": seen.read(lambda store: [*map(tuple, store.execute("SELECT * FROM affected"))]),
+    }
+
+
+@given(stories(), st.data())
+@settings(steady)
+def test_an_event_that_came_back_is_shown_as_if_nothing_before_its_last_story_had_been_heard(
+    drawn: tuple[list[bytes], list[bytes]], data: st.DataObject
+) -> None:
+    before, last = drawn
+    known = [vm.heartbeat(NOW + timedelta(seconds=1), reason="Started") for vm in map(FleetVm, GROUP)]
+    known.append(FleetVm("web-9").prepared(event("another")))
+    with (
+        TemporaryDirectory() as folder,
+        TemporaryDirectory() as other,
+        shown(Path(folder), LATER) as seen,
+        shown(Path(other), LATER) as expected,
+    ):
+        for body in data.draw(st.permutations([*known, *before, *last])):
+            seen.add(body, at=LATER)
+        expected.add(*known, *last, at=LATER)
+        assert everything_of_an_event(seen) == everything_of_an_event(expected)
 
 
 # --- content ---

@@ -16,7 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from bridge.console import app
 from bridge.console.api import DOCUMENT
 from bridge.console.process import _listen
-from tests.support.console import TOKEN, FleetVm, RunningConsole, Shown, console_at, event
+from bridge.outbox.state_dir import StateFolder
+from tests.support.console import TOKEN, FleetVm, RunningConsole, Shown, console_at, event, running_console
+from tests.support.status import write_raw
 from tools.contract.console_api import document
 
 PARAMETERS = json.loads(DOCUMENT)["paths"]["/api/v1/events/{event_id}"]["get"]["parameters"]
@@ -166,6 +168,16 @@ def test_health_and_metrics_say_how_it_is(console: RunningConsole) -> None:
     vms = {sample.labels["state"]: sample.value for sample in samples["vms"]}
     assert (vms["watched"], vms["silent"], vms["unknown"]) == (2, 0, 1)
     assert (samples["received"][0].value, samples["repeated"][0].value) == (4, 1)
+
+
+@pytest.mark.parametrize("running", [None, True, False])
+def test_the_metrics_say_whether_the_run_before_was_stopped(tmp_path: Path, running: bool | None) -> None:
+    if running is not None:
+        (tmp_path / "console").mkdir()
+        write_raw(StateFolder(tmp_path / "console"), {"role": "console", "running": running})
+    with running_console(tmp_path) as console:
+        found = console.get("/metrics").text
+    assert f"\nimds_bridge_previous_run_stopped {float(running is False)}\n" in found
 
 
 def test_a_scraper_shows_the_token_where_people_sign_in(guarded: RunningConsole) -> None:

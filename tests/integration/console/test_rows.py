@@ -400,3 +400,30 @@ def test_what_a_filter_asks_for_and_does_not_exist_has_a_nearest_value(seen: Sho
 
 def test_every_field_of_a_filter_has_an_example() -> None:
     assert all(field.metadata["example"] for field in fields(Filter))
+
+
+@pytest.mark.parametrize("step", [1, -1], ids=["in order", "the other way round"])
+def test_who_was_prepared_before_an_event_came_back_is_prepared_again_once_its_program_has_said_so(
+    seen: Shown, step: int
+) -> None:
+    vms = [FleetVm("web-0"), FleetVm("web-1")]
+    first, again = (event(vms=["web-0", "web-1"], minutes=minutes) for minutes in (15, 20))
+    bodies = [
+        vms[0].change("scheduled", first),
+        *(vm.prepared(first, after(5)) for vm in vms),
+        vms[0].change("canceled", first, after(10), previous=first),
+        vms[0].change("scheduled", again, after(20)),
+    ]
+    seen.add(*bodies[::step])
+    assert (seen.event().prepared, {vm.preparation for vm in seen.vms()}) == (0, {"waiting"})
+    seen.add(vms[0].prepared(again, after(30)))
+    prepared = {vm.name: vm.preparation for vm in seen.vms()}
+    assert (seen.event().prepared, prepared) == (1, {"web-0": "prepared", "web-1": "waiting"})
+    more = [
+        vms[0].change("started", event(EventStatus="Started"), after(40), previous=again),
+        vms[1].prepared(again, after(50)),
+        vms[0].change("completed", again, after(60), previous=again),
+    ]
+    seen.add(*more[::step])
+    assert (seen.event().status, seen.event().prepared) == ("Completed", 1)
+    assert seen.read(rows.count_prepared, AT, Filter()) == (1, 2)

@@ -7,7 +7,7 @@ import re
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from bridge.imds import client as client_module
 from bridge.imds.client import CALL_SECONDS, EVENTS_PATH, LATE_SECONDS, MAX_BODY_BYTES, ImdsClient
 from bridge.imds.instance import Vm, parse_vm
 from bridge.lab import rendering
+from bridge.runtime import threads
 from tests.support.clock import MovedClock
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent, wait_until
@@ -199,15 +200,19 @@ def test_a_connection_is_kept_for_every_request_until_the_server_closes_it() -> 
     assert LATE_SECONDS == 2  # so that late requests stay within what IMDS allows
 
 
-def test_a_connection_that_was_open_across_a_pause_of_the_process_is_replaced(
-    hold_up: Callable[[], None],
+def test_a_connection_that_was_idle_for_more_than_2_s_as_in_a_pause_of_the_vm_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(threads, "PAUSE_SECONDS", 2.0)
+    clock = MovedClock()
     with RawServer(answering(OK)) as server:
         imds = client(server.url)
+        imds.clock = clock
         imds.document()
-        hold_up()
-        imds.document()
-    assert server.connections == 2
+        for seconds, connections in ((1.9, 1), (2.1, 2), (1.9, 2)):
+            clock.jump(seconds)  # the other clocks may stand still meanwhile
+            imds.document()
+            assert server.connections == connections
 
 
 @pytest.mark.parametrize("is_seen", [True, False])

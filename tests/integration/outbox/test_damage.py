@@ -16,10 +16,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from bridge.delivery.queue import Queue
 from bridge.errors import StateError, Stopped
 from bridge.events.filters import Filter
+from bridge.outbox import file_storage as storage_module
 from bridge.outbox import inspect
-from bridge.outbox import storage as storage_module
 from bridge.outbox.rows import OWED, STATE, Ledger
 from bridge.outbox.sqlite import VERSION, Database, log_of
 from bridge.outbox.state_dir import StateFolder
@@ -506,8 +507,8 @@ def test_what_was_sent_without_an_answer_stays_so(old: Path, disk: str) -> None:
             other_header(old / "outbox.db")
         with closing(open_outbox(old, sinks=TWO)) as outbox:
             assert (outbox.storage_error is not None) == (disk == "is full")
-            heads = outbox.queue("a").turn(outbox.now(), 9).fresh
-            taken = outbox.queue("a").take(heads, 9, is_noted=True)
+            heads = Queue("a", outbox.storage).ready(outbox.now(), 9).fresh
+            taken = Queue("a", outbox.storage).take(heads, 9, is_noted=True)
             assert [one.id for one in taken.events if one.seq in taken.sent] == ["notice"]
 
 

@@ -13,10 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from bridge.delivery.queue import Queue
 from bridge.errors import StateError
 from bridge.outbox import outbox as outbox_module
 from bridge.outbox import storage as storage_module
-from bridge.outbox.rows import IS_UNREAD, STATE, VM
+from bridge.outbox.rows import STATE, VM
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import TRIAL_BYTES, StateFolder, try_to_write
 from tests.support.disk import SmallDisk, small_disk
@@ -168,12 +169,18 @@ def test_while_nothing_can_be_read_new_events_go_out_and_the_older_ones_follow_l
         assert deliver(outbox, limit=1) == ["4"]
         outbox.recover()
         outbox.prune()
-    with closing(outbox):
-        outbox.recover()
-        assert outbox.storage_error is None
-        assert outbox.losses() == []
-        commit(outbox, "6")
-        assert drain(outbox) == ["2", "3", "5", "6"]
+    outbox.recover(may_end=False)
+    assert outbox.storage_error is not None
+    for _ in range(2):
+        with pytest.raises(StateError, match="the process ends, and the next start goes on with it"):
+            outbox.recover()
+    commit(outbox, "6")
+    assert deliver(outbox, limit=1) == ["5"]  # while the process ends
+    assert outbox.close()
+    with closing(open_outbox(tmp_path)) as outbox:
+        assert losses_of(outbox) == [("NotWritten", None)]
+        commit(outbox, "7")
+        assert drain(outbox) == ["2", "3", "6", "7"]
         assert outbox.record("occurrence", "f") == 3, "memory counted from zero"
     check_recovered(tmp_path)
 
@@ -341,7 +348,7 @@ def test_of_another_vms_file_a_clone_delivers_nothing_while_it_can_only_be_read(
         commit(outbox, "the other's")
         outbox.commit([], records=vms[0])
     folder = StateFolder(disk.state)
-    folder.keep({VM: vms[1][STATE, VM], IS_UNREAD: True})  # a start that could read nothing, and was killed
+    folder.keep({VM: vms[1][STATE, VM]})  # killed before it could move the file aside
     folder.release()
     disk.set_read_only(True)
     with closing(open_outbox(disk.state)) as outbox:
@@ -432,7 +439,7 @@ def test_a_state_that_only_memory_had_on_a_full_disk_is_there_after_a_kill(disk:
             assert (again.record(STATE, "watch"), again.record(STATE, "big")) == ("second", big)
             assert again.record("other", "x") is None
             if is_full:
-                again._storage.close()  # killed
+                again.storage.close()  # killed
 
 
 @pytest.mark.posix("Windows removes no file that is open")
@@ -467,12 +474,12 @@ def test_what_was_sent_from_memory_without_an_answer_is_known_to_the_file(tmp_pa
         commit(outbox, "1")
         failing.fail()
         commit(outbox, "2")
-        turn = outbox.queue("a").turn(outbox.now(), 1)
-        assert not outbox.queue("a").take(turn.fresh, 1, is_noted=True).sent
-        outbox.queue("a").note_failure(turn.fresh[0], due_at=0.0, is_asked=False)
+        ready = Queue("a", outbox.storage).ready(outbox.now(), 1)
+        assert not Queue("a", outbox.storage).take(ready.fresh, 1, is_noted=True).sent
+        Queue("a", outbox.storage).note_failure(ready.fresh[0], due_at=0.0, is_asked=False)
         failing.recover()
         outbox.recover()
         assert outbox.storage_error is None
-        again = outbox.queue("a").turn(outbox.now(), 1).again
+        again = Queue("a", outbox.storage).ready(outbox.now(), 1).again
         assert [head.tries for head in again] == [1]
-        assert outbox.queue("a").take(again, 1, is_noted=True).sent == {1}
+        assert Queue("a", outbox.storage).take(again, 1, is_noted=True).sent == {1}

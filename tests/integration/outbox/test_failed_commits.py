@@ -23,10 +23,11 @@ import pytest
 from bridge.events.model import StoredEvent
 from bridge.outbox import inspect
 from bridge.outbox import outbox as outbox_module
-from bridge.outbox.outbox import REJECTED, Outbox
+from bridge.outbox.outbox import REJECTED
 from bridge.outbox.rows import Loss
 from bridge.outbox.sqlite import LOG_BYTES, Database, log_of
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import KeptOutbox
 from tests.support.clock import MovedClock
 from tests.support.outbox import (
     TWO,
@@ -148,20 +149,20 @@ def test_after_a_kill_an_event_whose_commit_failed_is_there_or_reported_as_lost(
         assert outbox.pending("a", 9)[-1].seq == 3
 
 
-def lose(outbox: Outbox) -> None:
+def lose(outbox: KeptOutbox) -> None:
     commit(outbox, *map(str, range(50)), size=3000)
     assert [reason for reason, _ in losses_of(outbox)] == ["SizeLimit"]
     drain(outbox)
 
 
-def refuse(outbox: Outbox) -> None:
+def refuse(outbox: KeptOutbox) -> None:
     commit(outbox, "1")
     dead_letter(outbox)
 
 
 @pytest.mark.parametrize("act", [refuse, lose], ids=["a dead letter", "a loss that is not published"])
 def test_a_kill_after_what_only_memory_knows_is_a_loss(
-    tmp_path: Path, commits: Commits, monkeypatch: pytest.MonkeyPatch, act: Callable[[Outbox], None]
+    tmp_path: Path, commits: Commits, monkeypatch: pytest.MonkeyPatch, act: Callable[[KeptOutbox], None]
 ) -> None:
     monkeypatch.setattr(outbox_module, "MEMORY_BYTES", 100_000)
     outbox = open_outbox(tmp_path / "state")
@@ -293,7 +294,7 @@ class Schedule:
     def fails(self) -> Left | None:
         return self.rng.choice([*LEFT, None]) if self.is_failing else None
 
-    def open(self) -> Outbox:
+    def open(self) -> KeptOutbox:
         return open_outbox(self.path, sinks=TWO, clock=self.clock, max_bytes=self.max_bytes)
 
     def run(self, steps: int) -> None:

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from bridge.delivery.queue import Queue
 from bridge.events.filters import Filter
 from bridge.events.urgency import YOUNG_SECONDS
-from bridge.outbox import inspect
-from bridge.outbox import outbox as outbox_module
+from bridge.outbox import inspect, room, upkeep
 from bridge.outbox import rows as rows_module
-from bridge.outbox.outbox import DEAD_LETTER_SECONDS, LEFT_SECONDS, Outbox
 from bridge.outbox.rows import STATE, Ledger
 from bridge.outbox.sqlite import LOG_BYTES, kept_log
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import DEAD_LETTER_SECONDS, LEFT_SECONDS, KeptOutbox
 from tests.support.clock import MovedClock
 from tests.support.only import only
 from tests.support.outbox import (
@@ -47,9 +47,9 @@ from tests.support.outbox import (
 
 
 @contextmanager
-def counted_steps(outbox: Outbox) -> Iterator[list[int]]:
+def counted_steps(outbox: KeptOutbox) -> Iterator[list[int]]:
     """Count the steps of SQLite's machine, which is what a statement costs; the list has tens of them."""
-    connection = outbox._storage.database._connection
+    connection = outbox.storage.database._connection
     steps: list[int] = []
     connection.set_progress_handler(lambda: steps.append(10), 10)
     yield steps
@@ -272,10 +272,10 @@ def test_a_young_notice_is_found_behind_whatever_waits(tmp_path: Path, urgent: b
 def test_what_is_held_hides_no_failure(tmp_path: Path) -> None:
     held = {"a": lambda event: event.stored_at + 5 if event.id == "held" else None}
     with closing(open_outbox(tmp_path, held=held)) as outbox:
-        queue = outbox.queue("a")
+        queue = Queue("a", outbox.storage)
         commit(outbox, "held", "bad")
         assert queue.failures() == 0
-        (head,) = queue.turn(outbox.now(), 9).fresh
+        (head,) = queue.ready(outbox.now(), 9).fresh
         queue.note_failure(head, due_at=outbox.now().steady + 60, is_asked=False)
         assert queue.failures() == 1
 
@@ -288,20 +288,20 @@ def test_the_cost_of_a_delivery_does_not_grow_with_what_waits_or_fails(
 ) -> None:
     def cost(count: int) -> int:
         with closing(open_outbox(tmp_path / str(count))) as outbox:
-            queue, now = outbox.queue("a"), outbox.now()
+            queue, now = Queue("a", outbox.storage), outbox.now()
             outbox.commit([event(f"{number}", type_=type_, subject=subject) for number in range(count)])
-            for head in queue.turn(now, count if fails else 0, may_begin=True, may_retry=True).fresh:
+            for head in queue.ready(now, count if fails else 0, may_begin=True, may_retry=True).fresh:
                 queue.note_failure(head, due_at=now.steady + 1e6 * (head.seq % 2 == 0), is_asked=False)
             outbox.commit([event("new", type_=type_, subject=subject and "other")])
-            queue.turn(now, 1, may_begin=True, may_retry=True)  # lets the first retries be due
+            queue.ready(now, 1, may_begin=True, may_retry=True)  # lets the first retries be due
             with counted_steps(outbox) as steps:
-                turn = queue.turn(now, 1, may_begin=True, may_retry=True)
-                taken = queue.take(turn.fresh, 1, is_noted=True)
-                queue.note_failure(turn.fresh[0], due_at=now.steady + 1, is_asked=False)
+                ready = queue.ready(now, 1, may_begin=True, may_retry=True)
+                taken = queue.take(ready.fresh, 1, is_noted=True)
+                queue.note_failure(ready.fresh[0], due_at=now.steady + 1, is_asked=False)
                 for failures in range(3):
-                    assert queue.turn(now, 1, may_begin=False, failures=failures).again or not fails
+                    assert queue.ready(now, 1, may_begin=False, failures=failures).again or not fails
                 outbox.acknowledge("a", taken.events)
-                queue.has_urgent(None)
+                outbox.has_young("a")
                 outbox.commit([event("newer", type_=type_, subject=subject)])
             return sum(steps)
 
@@ -334,7 +334,7 @@ def test_a_dead_letter_that_is_to_be_sent_again_waits_like_a_new_event_for_its_s
 def test_however_many_dead_letters_are_to_be_sent_again_all_of_them_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_module, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(upkeep, "CHUNK_ROWS", 2)
     with closing(open_outbox(tmp_path)) as outbox:
         commit(outbox, *"12345")
         for _ in range(5):
@@ -465,7 +465,7 @@ def test_old_records_of_done_work_and_then_dead_letters_as_a_loss_go_before_an_e
             outbox.commit([], records={("kind", str(number)): value})
         assert outbox.dead_letter_counts() == {"a": 9}
         with monkeypatch.context() as patch:
-            patch.setattr(outbox_module, "FREED_ROWS", 4)
+            patch.setattr(room, "FREED_ROWS", 4)
             while outbox.dead_letter_counts() == {"a": 9}:
                 commit(outbox, "new", size=3000)
         assert rows(tmp_path, "SELECT MIN(number), MAX(number) FROM dead_letter") == [(5, 9)], "the oldest go"

@@ -18,8 +18,9 @@ import pytest
 
 from bridge.errors import StateError, UsageError
 from bridge.outbox import inspect
-from bridge.outbox.outbox import EXPIRED, Outbox
+from bridge.outbox.outbox import EXPIRED
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import KeptOutbox
 from tests.support.clock import MovedClock
 from tests.support.outbox import (
     TWO,
@@ -227,7 +228,7 @@ def tmp_path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def outbox(tmp_path: Path) -> Iterator[Outbox]:
+def outbox(tmp_path: Path) -> Iterator[KeptOutbox]:
     """Give an outbox in use: sink a has two events that wait and two dead letters, sink b everything."""
     with closing(open_outbox(tmp_path, sinks=TWO)) as made:
         commit(made, "1", "2", "3", "4")
@@ -237,7 +238,7 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
 
 
 def test_what_waits_is_listed_oldest_first_with_its_age_and_the_sinks_last_error(
-    tmp_path: Path, outbox: Outbox
+    tmp_path: Path, outbox: KeptOutbox
 ) -> None:
     folder = StateFolder(tmp_path)
     write_raw(folder, {"sinks": {"b": {"last_error": "503"}}})
@@ -254,7 +255,7 @@ def test_what_waits_is_listed_oldest_first_with_its_age_and_the_sinks_last_error
 
 
 def test_a_dead_letter_that_is_marked_or_dropped_beside_a_process_is_sent_again_or_gone(
-    tmp_path: Path, outbox: Outbox
+    tmp_path: Path, outbox: KeptOutbox
 ) -> None:
     assert beside(tmp_path, ("retry", [1, 99]), ("drop", [2])) == [1, 1]
     outbox.recover()
@@ -263,7 +264,7 @@ def test_a_dead_letter_that_is_marked_or_dropped_beside_a_process_is_sent_again_
 
 
 def test_a_dead_letter_that_is_marked_while_no_process_runs_is_sent_after_the_next_start(
-    tmp_path: Path, outbox: Outbox
+    tmp_path: Path, outbox: KeptOutbox
 ) -> None:
     outbox.close()
     inspect.retry(StateFolder(tmp_path), [2])
@@ -271,7 +272,7 @@ def test_a_dead_letter_that_is_marked_while_no_process_runs_is_sent_after_the_ne
         assert waiting(again) == ["3", "4", "2"]
 
 
-def test_what_waits_can_be_dropped_and_moved_beside_a_process(tmp_path: Path, outbox: Outbox) -> None:
+def test_what_waits_can_be_dropped_and_moved_beside_a_process(tmp_path: Path, outbox: KeptOutbox) -> None:
     deliver(outbox, "b", limit=1)
     assert beside(tmp_path, ("drop_waiting", "a"), ("move", "b", "a")) == [2, 3]
     outbox.recover()
@@ -280,7 +281,7 @@ def test_what_waits_can_be_dropped_and_moved_beside_a_process(tmp_path: Path, ou
 
 
 def test_a_large_change_lets_the_process_write_in_between(
-    tmp_path: Path, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, outbox: KeptOutbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspect, "CHANGED_ROWS", 2)
     assert inspect.move(StateFolder(tmp_path), "b", "c") == 4
@@ -289,7 +290,7 @@ def test_a_large_change_lets_the_process_write_in_between(
 
 
 def test_an_event_is_shown_by_its_id_and_by_its_number_also_as_a_dead_letter(
-    tmp_path: Path, outbox: Outbox
+    tmp_path: Path, outbox: KeptOutbox
 ) -> None:
     folder = StateFolder(tmp_path)
     assert inspect.show(folder, "4")["id"] == "4"

@@ -13,8 +13,8 @@ from http.client import HTTPConnection
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bridge.service import metrics
-from bridge.service.metrics import Meter, MetricsServer
+from bridge.process import metrics
+from bridge.process.metrics import Meter, MetricsServer
 from tests.support.clock import MovedClock
 from tests.support.ports import ReservedPorts
 from tests.support.status import process_status

@@ -18,10 +18,10 @@ import pytest
 
 from bridge.config.loader import load
 from bridge.errors import ConfigError, Misconfigured, Rejected, Unavailable
+from bridge.process.parts import Parts, build_sinks, filter_of
 from bridge.runtime import threads
 from bridge.runtime.text import redact
 from bridge.runtime.threads import start_thread
-from bridge.service.parts import Parts, build_sinks, filter_of
 from bridge.sinks.base import Inconclusive, Sink
 from tests.support.cli import Cli
 from tests.support.inbox import Inbox

@@ -23,7 +23,7 @@ from bridge.config.loader import load
 from bridge.config.sinks import IdentitySettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.formats.samples import samples
-from bridge.service.parts import build_sinks
+from bridge.process.parts import build_sinks
 from bridge.sinks.base import Sink
 from bridge.sinks.eventgrid import EventGridSink
 from bridge.sinks.servicebus import REST_SECONDS, ServiceBusSink

@@ -581,5 +581,5 @@ def test_without_its_package_the_websocket_is_a_fault_that_names_the_extra(
     monkeypatch.setitem(sys.modules, "websocket", None)
     sink = connect(transport="websocket")
     for try_it in (sink.check, lambda: sink.send([event()])):
-        with pytest.raises(Misconfigured, match=r"websocket-client; install imds-bridge\[websocket\]"):
+        with pytest.raises(Misconfigured, match=r"its package: install imds-bridge\[websocket\]"):
             try_it()

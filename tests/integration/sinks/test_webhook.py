@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -385,13 +383,9 @@ def test_what_pagerduty_has_no_action_for_is_no_dead_letter(inbox: Inbox, webhoo
     assert inbox.received == []
 
 
-def test_a_format_is_tried_on_samples(inbox: Inbox, webhook: MakeWebhook) -> None:
-    events = list(samples(datetime.now(UTC)))
-    for format_ in ("teams", "slack", "pagerduty", "template"):
-        webhook(format=format_).check_format(events)
+def test_a_template_is_tried_on_samples(inbox: Inbox, webhook: MakeWebhook) -> None:
     with pytest.raises(ValueError, match="NoSuchName"):
-        webhook(format="template", template={"text": "{{ data.NoSuchName }}"}).check_format(events)
-    webhook().check_format(events)
+        webhook(format="template", template={"text": "{{ data.NoSuchName }}"})
     assert inbox.received == []
 
 
@@ -400,7 +394,7 @@ def test_a_format_is_tried_on_samples(inbox: Inbox, webhook: MakeWebhook) -> Non
 
 def test_a_check_asks_with_options_and_sends_no_event(inbox: Inbox, webhook: MakeWebhook) -> None:
     found = webhook(f"{inbox.url}?sig=secret").check()
-    assert found.endswith("reachable, it answered 200 to OPTIONS and allows 120 requests a minute")
+    assert found.endswith("reachable, it answered 200 to OPTIONS")
     one = only(inbox.received)
     assert (one.method, one.body) == ("OPTIONS", b"")
     assert one.headers["webhook-request-origin"]
@@ -420,24 +414,6 @@ def test_a_check_says_what_was_answered(
     with pytest.raises(kind, match=text) as raised:
         webhook().check()
     assert raised.value.status == status
-
-
-@pytest.mark.parametrize(
-    ("consent", "error", "text"),
-    [
-        ({"allowed_origin": "eventgrid.azure.net"}, Misconfigured, "of eventgrid.azure.net and not of "),
-        ({"allowed_rate": "0"}, Misconfigured, "allows no requests"),
-        ({"allowed_rate": "60"}, Inconclusive, "fewer than max_per_second"),
-        ({"allowed_rate": "90"}, None, "answered 200 to OPTIONS and allows 90 requests a minute$"),
-        ({"allowed_origin": None}, None, "answered 200 to OPTIONS$"),
-        *(({"allowed_rate": rate}, None, "answered 200 to OPTIONS$") for rate in ("*", "-3")),
-    ],
-)
-def test_a_check_finds_a_receiver_that_allows_less_than_is_sent_and_demands_no_handshake(
-    webhook: MakeWebhook, consent: dict[str, Any], error: type[DeliveryError] | None, text: str
-) -> None:
-    with Inbox(**consent) as answering, pytest.raises(error, match=text) if error else nullcontext():
-        assert re.search(text, webhook(answering.url, max_per_second=1.5).check())
 
 
 # --- certificates and proxies that are rotated ---

@@ -199,6 +199,7 @@ A_PORT, A_PATTERN = "expected an address and a port", "expected a text that matc
 HTTPS = "expected https; set allow_http = true to send without encryption"
 MODES = "'structured', 'binary' or 'batch'"
 TEAMS = "https://contoso.webhook.office.com/webhookb2/1@2/IncomingWebhook/3/4"
+OLD_TEAMS = "https://outlook.office.com/webhook/1@2/IncomingWebhook/3/4"
 DISCORD = "https://discord.com/api/webhooks/1/abc"
 RETIRED = "sinks.ops.url: given a connector of Teams, which are retired; expected the URL of a workflow"
 SLACK = "sinks.ops.url: given a webhook of Discord; expected its URL with /slack at the end"
@@ -285,10 +286,7 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
             'sinks.ops.types[0]: given "scheduledevent.*", expected existing event types; '
             "did you mean io.imdsbridge.scheduledevent.*?",
         ),
-        (
-            stdout(url=f"https://{SECRET}"),
-            'sinks.ops.url: unknown key; did you mean sinks.NAME.url with kind = "webhook"?',
-        ),
+        (stdout(url=f"https://{SECRET}"), "sinks.ops.url: unknown key"),
         (webhook(types=[]), "sinks.ops.types: given [], expected at least one value"),
         (
             webhook(where={"a": {"b": 1}}),
@@ -321,6 +319,10 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
             "http://169.254.169.254: the rest is added",
         ),
         (webhook(format="teams", url=TEAMS), RETIRED),
+        (webhook(format="teams", url="https://webhook.office.com:443/webhookb2/1"), RETIRED),
+        (webhook(format="teams", url=OLD_TEAMS), RETIRED),
+        (webhook(format="teams", url=OLD_TEAMS.replace("office.com", "office365.com:443")), RETIRED),
+        (webhook(format="teams", url=OLD_TEAMS.replace("outlook", "Outlook")), RETIRED),
         (webhook(format="slack", url=DISCORD), SLACK),
         (webhook(format="slack", url=DISCORD.replace("discord", "ptb.discord") + "?wait=true"), SLACK),
         (
@@ -359,7 +361,6 @@ def test_an_error_shows_the_given_value_and_the_expected_one(tmp_path: Path, tex
     assert fault(tmp_path, text).startswith(start.replace("{folder}", str(tmp_path)))
 
 
-UNKNOWN = 'unknown key; did you mean sinks.NAME.{} with kind = "webhook"?'
 TABLES: dict[str, dict[str, Any]] = {
     "sinks.ops": {"kind": "webhook", "url": "https://example.org"},
     "sinks.bus": {"kind": "servicebus", "queue": "q", "namespace": "contoso.servicebus.windows.net"},
@@ -372,8 +373,8 @@ TABLES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("table", "given", "told"),
     [
-        ("sinks.bus", {"": SECRET}, "{}: " + UNKNOWN),
-        ("sinks.bus", {"_file": "x"}, "{}_file: " + UNKNOWN.replace("{}", "{}_file")),
+        ("sinks.bus", {"": SECRET}, "{}: unknown key"),
+        ("sinks.bus", {"_file": "x"}, "{}_file: unknown key"),
         ("sinks.ops", {"": 5}, "{}: given ***, expected a text"),
         ("sinks.ops", {"_file": "ops-key"}, '{}_file: given "ops-key", expected a file'),
         (
@@ -420,26 +421,22 @@ RULES = "[[approvals.auto]]\ngroup = true\n[approvals.policy]\nallow = [{}, { ev
     [
         ("[[approvals.auto]]\nevent_typ = ['x']", ["approvals.auto[0].event_typ: did you mean event_type?"]),
         (RULES, ["approvals.policy.allow[1].event_typ: did you mean event_type?"]),
-        ("[imds]\nlog_level = 'x'", ["imds.log_level: did you mean log_level before the first [table]?"]),
-        ("poll_second = 2", ["poll_second: did you mean imds.poll_seconds?"]),
-        ("poll_seconds = 2", ["poll_seconds: did you mean imds.poll_seconds?"]),  # and not stop_seconds
+        (
+            "[imds]\nlog_level = 'x'",
+            ["imds.log_level: expected endpoint, api_version, poll_seconds, vm_name"],
+        ),
+        ("poll_seconds = 2", ["poll_seconds: unknown key"]),  # stop_seconds is not meant
         (
             "[[approvals.auto]]\ntimeout_seconds = 5",
             ["approvals.auto[0].timeout_seconds: did you mean run_timeout_seconds?"],
         ),
-        ("[policy]", ["policy: did you mean approvals.policy?"]),
-        ("kind = 'exec'", ["kind: did you mean sinks.NAME.kind?"]),
-        ("[slack]", ['slack: did you mean [sinks.NAME] with kind = "webhook" and format = "slack"?']),
         ("[metrics]\nport = 9464", ["metrics.port: expected listen"]),
-        (stdout(event_type=["Freeze"]), ["sinks.ops.event_type: did you mean where.EventType?"]),
-        (
-            stdout(session="x"),
-            ['sinks.ops.session: did you mean sinks.NAME.session with kind = "servicebus"?'],
-        ),
         (stdout(scop="all", zzz=1), ["sinks.ops.scop: did you mean scope?", "sinks.ops.zzz: unknown key"]),
     ],
 )
-def test_an_unknown_key_is_compared_with_every_table(tmp_path: Path, text: str, expected: list[str]) -> None:
+def test_an_unknown_key_is_compared_with_those_of_its_table(
+    tmp_path: Path, text: str, expected: list[str]
+) -> None:
     assert [fault.replace(" unknown key;", "") for fault in faults(tmp_path, text)] == expected
 
 
@@ -505,8 +502,6 @@ def test_another_kind_may_have_formats_too(monkeypatch: pytest.MonkeyPatch) -> N
     for name in FORMATS:
         settings = registry.format_class(name).settings
         assert registry.sink_settings({"kind": "other", "format": name}) is settings
-        condition = f' with kind = "other" and format = "{name}"'
-        assert only(one for one in registry.tables() if one.condition == condition).settings is settings
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -530,15 +525,15 @@ def test_each_format_has_its_own_defaults_and_the_limits_of_every_sink(tmp_path:
         (
             {"format": "teams", "routing_key": "x"},
             "routing_key: ",
-            'with kind = "webhook" and format = "pagerduty"?',
+            "unknown key",
         ),
         (
             {"format": "slack", "mode": "x"},
             "mode: ",
-            'did you mean sinks.NAME.mode with kind = "webhook" and format = "cloudevents"?',
+            "unknown key",
         ),
         ({"content_type": "json\r\nX: y"}, "content_type: ", "^([!-~]+/[ -~]+)?$'"),
-        ({"template_file": "x"}, "template_file: ", 'with kind = "webhook" and format = "template"?'),
+        ({"template_file": "x"}, "template_file: ", "unknown key"),
         (
             {"format": "teams", "time_zone": "Europe/Berln"},
             "time_zone: ",

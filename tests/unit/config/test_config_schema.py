@@ -12,14 +12,14 @@ import pytest
 from jsonschema import Draft7Validator
 
 from bridge.config.approvals import RuleSettings
-from bridge.config.registry import SINK_KINDS, Table, tables
+from bridge.config.registry import SINK_KINDS
 from bridge.config.sinks import check_pattern
 from bridge.contract.types import EVENT_TYPES
 from tests.support.only import only
 from tests.support.pages import configurations
 from tests.support.process import toml
 from tests.support.settings import faults
-from tools.packaging.config_schema import FILE, config_schema_text
+from tools.packaging.config_schema import FILE, Table, config_schema_text, tables
 
 SCHEMA = json.loads(FILE.read_text())
 VALIDATOR = Draft7Validator(SCHEMA)

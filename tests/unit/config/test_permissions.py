@@ -1,14 +1,13 @@
-"""What everybody may write, and what the user of a systemd unit cannot read, is found."""
+"""What everybody may write is found, and so are secrets that are named without their path."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from bridge.config.loader import load
-from bridge.config.models import find_exposed, find_unreadable
+from bridge.config.models import find_exposed
 from bridge.errors import ConfigError
 from tests.support.only import only
 from tests.support.settings import webhook
@@ -61,62 +60,12 @@ def test_the_folder_that_a_link_leads_to_counts_as_well(folder: Path) -> None:
 
 @pytest.fixture
 def etc(tmp_path: Path) -> Path:
-    """Return the folder of the configuration of an installed tree, in which others may read nothing."""
+    """Return the folder of the configuration of an installed tree."""
     etc = tmp_path / "etc/imds-bridge"
-    units = tmp_path / "etc/systemd/system"
-    for folder in (etc / "secrets", units):
-        folder.mkdir(parents=True)
-    (units / "imds-bridge-forward.service").touch()
-    (etc / "forward.secrets").symlink_to("secrets")
-    (etc / "forward.toml").symlink_to("config.toml")
+    (etc / "secrets").mkdir(parents=True)
     for name in ("secrets/ops-url", "ops-url"):
         (etc / name).write_text("https://example.org/hook")
     return etc
-
-
-def unreadable(etc: Path, url_file: str, role: str = "forward") -> list[Path]:
-    (etc / "config.toml").write_text(webhook(url=None, url_file=url_file))
-    return list(find_unreadable(load(etc / "config.toml", {}), role))
-
-
-def test_the_unit_gets_what_is_in_the_folder_of_its_role_with_or_without_the_path(etc: Path) -> None:
-    assert unreadable(etc, "ops-url") == []
-    assert unreadable(etc, str(etc / "secrets/ops-url")) == []
-    (etc / "forward.secrets").unlink()
-    (etc / "forward.secrets").mkdir()
-    assert unreadable(etc, "ops-url") == [etc / "secrets/ops-url"]
-
-
-def test_another_file_is_one_that_everybody_may_read(etc: Path) -> None:
-    assert unreadable(etc, str(etc / "ops-url")) == [etc / "ops-url"]
-    with TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        file = Path(folder, "ops-url")
-        file.write_text("https://example.org/hook")
-        file.chmod(0o644)
-        assert unreadable(etc, str(file)) == []
-        for path, mode in ((file, 0o640), (Path(folder), 0o754)):
-            before = path.stat().st_mode
-            path.chmod(mode)
-            assert unreadable(etc, str(file)) == [file]
-            path.chmod(before)
-
-
-def test_a_file_that_a_drop_in_loads_is_not_missed(etc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (etc / "secrets/ops-url").rename(etc.parent / "ops-url")
-    monkeypatch.chdir(etc.parent)
-    assert unreadable(etc, "ops-url") == [Path("ops-url")]
-    drop_in = etc.parent / "systemd/system/imds-bridge-.service.d/secrets.conf"
-    drop_in.parent.mkdir()
-    drop_in.write_text(f"[Service]\nLoadCredential=ops-url:{etc.parent}/ops-url\n")
-    assert unreadable(etc, "ops-url") == []
-
-
-def test_nothing_is_said_of_a_role_without_a_unit_or_with_another_configuration(etc: Path) -> None:
-    assert unreadable(etc, str(etc / "ops-url"), "listen") == []
-    (etc / "forward.toml").unlink()
-    (etc / "forward.toml").touch()
-    assert unreadable(etc, str(etc / "ops-url")) == []
 
 
 @pytest.mark.parametrize(

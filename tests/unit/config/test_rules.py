@@ -234,5 +234,5 @@ def test_every_name_of_the_contract_and_a_star_anywhere_are_accepted(tmp_path: P
 def test_a_value_that_azure_may_have_added_is_accepted_and_one_that_is_nearly_known_has_a_warning(
     tmp_path: Path, name: str, values: list[str], meant: str | None
 ) -> None:
-    expected = [f'where.{name}: given "{values[0]}", did you mean {meant}?'] if meant else []
+    expected = [f'where.{name}: given "{values[0]}"; did you mean {meant}?'] if meant else []
     assert read(tmp_path, stdout(where={name: values})).sinks["ops"].warnings() == expected

@@ -273,6 +273,8 @@ def test_an_affected_vm_that_did_not_see_the_event_comes_first() -> None:
     report = ReportRow(kind=change.kind, at=AT, vm="web-0", body=change.body, seen_by=(("web-0", AT),))
     found = witnesses(ROW, [report], [VM], {})
     assert [(one.name, one.first_at) for one in found] == [("web-1", None), ("web-0", AT)]
+    came_back = replace(ROW, first_seen_at=AT + 20)
+    assert [one.saw for one in witnesses(came_back, [report], [VM], {})] == ["", ""]
 
 
 def test_a_receipt_names_who_asked_and_what_it_releases() -> None:
@@ -436,7 +438,7 @@ def test_a_form_that_is_not_filled_in_sends_nothing(
         {"not_before": AT + 60},
         {"description": "Another host"},
         {"group": "other"},
-        {"stay": AT - 60},  # it was canceled, and announced again
+        {"first_seen_at": AT + 60},  # it was canceled, and announced again
     ],
 )
 def test_an_event_that_has_changed_meanwhile_is_not_approved(

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from bridge.delivery.course import PAGE_EVENTS
+from bridge.delivery.holding import HELD_EVENTS, HOLD_SECONDS, hold_seconds
 from bridge.errors import Unavailable
 from bridge.runtime.time import iso_utc
-from bridge.service.holding import HELD_EVENTS, HOLD_SECONDS, hold_seconds
-from bridge.service.schedule import PAGE_EVENTS
 from tests.support.moved_delivery import MovedDelivery
 from tests.support.outbox import OTHER_TYPE, TYPE, event
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from bridge.delivery.course import DIGEST_RETRY_SECONDS, NOTHING_WAITS
+from bridge.delivery.holding import HOLD_SECONDS
 from bridge.errors import DeliveryError, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.outbox import inspect
 from bridge.outbox import storage as storage_module
 from bridge.runtime.time import iso_utc
-from bridge.service.holding import HOLD_SECONDS
-from bridge.service.schedule import DIGEST_RETRY_SECONDS, NOTHING_WAITS
 from tests.support.clock import MovedClock
 from tests.support.moved_delivery import DELIVERY_TRIALS, MovedDelivery
 from tests.support.outbox import OTHER_TYPE, TYPE, FailingDisk, failing_disk, kill

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from bridge.delivery.holding import HELD_EVENTS
 from bridge.errors import DeliveryError, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.outbox.rows import READ_BYTES
 from bridge.runtime.time import iso_utc
-from bridge.service.holding import HELD_EVENTS
 from tests.support.moved_delivery import MovedDelivery
 from tests.support.outbox import TYPE, event, failing_disk
 

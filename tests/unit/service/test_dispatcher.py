@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
+from bridge.delivery.course import NOTHING_WAITS
+from bridge.delivery.dispatcher import Dispatcher
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Stopped, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox import inspect
 from bridge.runtime.threads import start_thread
 from bridge.runtime.time import iso_utc
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.schedule import NOTHING_WAITS
 from tests.support.clock import MovedClock
 from tests.support.memory_sink import MemorySink
 from tests.support.moved_delivery import MovedDelivery

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
@@ -17,18 +17,18 @@ import pytest
 
 from bridge import __version__
 from bridge.config.models import ImdsSettings
-from bridge.errors import ImdsError
+from bridge.errors import ImdsError, StateError
+from bridge.forward import forwarder as forwarder_module
 from bridge.imds.document import parse_document
 from bridge.outbox import storage
+from bridge.outbox.file_storage import FileStorage
 from bridge.outbox.rows import DAMAGE, Loss
 from bridge.outbox.sqlite import Database
+from bridge.process.bridge_events import LISTED_IDS, BridgeEvents
 from bridge.runtime.time import iso_utc
-from bridge.service import forwarder as forwarder_module
-from bridge.service.bridge_events import LISTED_IDS, BridgeEvents
-from bridge.service.forwarder import Gap
-from tests.support.diff import FIRST, SECOND, entry
+from tests.support.diff import FIRST, SECOND, entry, envelope_of
 from tests.support.forward import DAY, HOUR, Scripted, name_of
-from tests.support.imds import WEB_0, WEB_1
+from tests.support.imds import WEB_1
 from tests.support.only import only
 from tests.support.outbox import abandon, trace
 
@@ -300,12 +300,15 @@ def show(station: Scripted) -> None:
 
 @contextmanager
 def unreadable(station: Scripted) -> Iterator[None]:
-    """Restart on a state that cannot be read, and let it be read again in the end."""
+    """Restart on a state that cannot be read, and once more when it can be read again, as a supervisor does."""
     hide(station)
     yield
     show(station)
-    station.outbox.recover()
-    assert station.outbox.storage_error is None
+    station.outbox.recover(may_end=False)
+    assert station.outbox.storage_error
+    with pytest.raises(StateError, match="the process ends, and the next start goes on"):
+        station.outbox.recover()
+    station.restart()
 
 
 def kill_in_memory(station: Scripted) -> None:
@@ -321,7 +324,7 @@ def ends(station: Scripted) -> list[str]:
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_what_ended_while_the_state_could_not_be_read_ends_once_it_can_be(
+def test_what_only_a_state_knows_that_could_not_be_read_ends_and_the_rest_comes_again_with_its_ids(
     station: Scripted, is_killed: bool
 ) -> None:
     settle_with_two(station)
@@ -330,26 +333,47 @@ def test_what_ended_while_the_state_could_not_be_read_ends_once_it_can_be(
         station.imds.end(FIRST)
         station.imds.schedule("third")
         station.poll()
-        assert set(station.story()) >= {f"scheduledevent.scheduled {name}" for name in (SECOND, "third")}
-    station.story()
+        told = {name_of(event): event["id"] for event in station.events()}
+        assert set(told) >= {f"scheduledevent.scheduled {name}" for name in (SECOND, "third")}
+    station.forget()
     if is_killed:
         station.restart()
-    ended, document = station.published()
-    assert name_of(ended) == f"scheduledevent.ended {FIRST}"
+    station.run(waits=1)
+    station.forget()
+    again = station.events()
+    loss = only([event for event in again if name_of(event) == "bridge.loss"])
+    assert (loss["data"]["Reason"], loss["data"]["Count"]) == ("NotWritten", None)
+    ended = only([event for event in again if name_of(event) == f"scheduledevent.ended {FIRST}"])
     assert ended["data"]["EndReason"] == "Restart"
-    assert document["type"] == "io.imdsbridge.document.changed.v1"
-    assert station.polled() == []
+    for name in (SECOND, "third"):
+        events = [event for event in again if name_of(event) == f"scheduledevent.scheduled {name}"]
+        assert {event["id"] for event in events} == {told[f"scheduledevent.scheduled {name}"]}
     station.restart()
     assert station.polled() == []
 
 
-@pytest.mark.parametrize("is_read_only", [False, True])
-@pytest.mark.parametrize(("is_told", "end"), [(False, ["ended"]), (True, [])])
-def test_what_ends_while_the_state_cannot_be_read_is_told_once_also_after_a_kill_in_memory(
-    station: Scripted, broken_disk: list[bool], is_told: bool, is_read_only: bool, end: list[str]
+def test_what_waits_in_memory_at_the_end_is_delivered_after_what_waits_in_the_state(
+    station: Scripted,
 ) -> None:
-    with unreadable(station):  # an earlier time, which left its records
-        settle_with_two(station)
+    station.imds.schedule(FIRST)
+    station.poll()
+    with unreadable(station):
+        station.imds.schedule(SECOND)
+        station.poll()
+        station.outbox.acknowledge("all", station.outbox.pending("all", 1))
+    names = [name_of(envelope_of(one.body)) for one in station.outbox.pending("all", 100)]
+    first, second = (f"scheduledevent.scheduled {name}" for name in (FIRST, SECOND))
+    assert names == [first, "document.changed", second, "document.changed"]
+
+
+@pytest.mark.parametrize("is_read_only", [False, True])
+@pytest.mark.parametrize("is_told", [False, True])
+def test_what_ends_while_the_state_cannot_be_read_is_told_also_after_a_kill_in_memory(
+    station: Scripted, broken_disk: list[bool], is_told: bool, is_read_only: bool
+) -> None:
+    settle_with_two(station)
+    with unreadable(station):  # an earlier time
+        station.poll()
     station.poll()
     hide(station)
     if is_told:  # else this process never sees it
@@ -365,26 +389,24 @@ def test_what_ends_while_the_state_cannot_be_read_is_told_once_also_after_a_kill
     broken_disk.clear()
     station.outbox.recover()
     station.poll_for(3)
-    assert ends(station) == end
+    assert ends(station) == ["ended"]
 
 
-def test_a_state_that_could_not_be_read_twice_and_knew_nothing_the_first_time_is_read_the_second_time(
-    station: Scripted,
-) -> None:
+def test_a_state_that_could_not_be_read_twice_is_read_each_time(station: Scripted) -> None:
     station.settle()
-    for ended in ([], ["ended"]):
+    for expected in ([], ["ended"]):
         with unreadable(station):
-            if ended:
+            if expected:
                 station.imds.end(FIRST)
             station.poll()
         station.poll()
-        assert ends(station) == ended
+        assert ends(station) == expected
         station.imds.schedule(FIRST)
         station.poll()
 
 
 @pytest.mark.parametrize(("starts", "end"), [(False, "canceled"), (True, "completed")])
-def test_what_ended_in_memory_does_not_end_again_with_the_state(
+def test_what_ended_in_memory_ends_once_more_with_the_state(
     station: Scripted, starts: bool, end: str
 ) -> None:
     station.imds.schedule()
@@ -397,7 +419,7 @@ def test_what_ended_in_memory_does_not_end_again_with_the_state(
         station.imds.end()
         station.poll()
     station.poll_for(3)
-    assert ends(station) == [end]
+    assert ends(station) == [end, "ended"]
 
 
 def test_after_a_loss_what_imds_shows_is_published_again_beside_the_ends_of_an_unread_state(
@@ -407,7 +429,7 @@ def test_after_a_loss_what_imds_shows_is_published_again_beside_the_ends_of_an_u
     with unreadable(station):
         station.imds.end(FIRST)
     loss = Loss(reason=DAMAGE, count=None)
-    station.outbox._storage.run(lambda database: database.note_losses([loss]), synced=True)
+    station.outbox.storage.run(lambda database: database.note_losses([loss]), synced=True)
     before = len(station.all_events())
     station.run(waits=1)
     names = [name_of(event) for event in station.all_events()[before:]]
@@ -427,7 +449,7 @@ def test_a_state_that_is_read_before_the_first_answer_gives_no_id_to_another_con
         station.imds.update(EventSource="Platform")
     station.poll()
     updates = [event["id"] for event in station.all_events() if name_of(event).endswith(f"updated {FIRST}")]
-    assert len(updates) == len(set(updates)) == 3
+    assert len(updates) == len(set(updates)) == 4
 
 
 def test_a_state_of_which_a_failing_disk_gave_too_little_is_read_later(station: Scripted) -> None:
@@ -435,13 +457,15 @@ def test_a_state_of_which_a_failing_disk_gave_too_little_is_read_later(station: 
     station.settle()
     failure = sqlite3.OperationalError("disk I/O error")
     with (
-        patch.object(storage.Storage, "_use_file", side_effect=failure),
+        patch.object(FileStorage, "_use_file", side_effect=failure),
         patch.object(storage, "fill_memory", side_effect=failure),
     ):
         station.restart(after=1)
         station.imds.end()
         station.poll()
-    station.outbox.recover()
+    with pytest.raises(StateError):
+        station.outbox.recover()
+    station.restart()
     station.poll()
     assert ends(station) == ["ended"]
 
@@ -540,26 +564,6 @@ def test_what_an_older_copy_of_the_state_knows_ends_and_the_rest_is_published_ag
         f"scheduledevent.scheduled {SECOND}",
         "scheduledevent.scheduled third",
     }
-
-
-def test_an_end_that_is_published_while_the_state_becomes_readable_is_one(station: Scripted) -> None:
-    station.imds.schedule()
-    station.settle()
-    with ExitStack() as stack:
-        stack.enter_context(unreadable(station))
-        station.poll()
-        station.imds.end()
-        reachability = station.forwarder._reachability
-        note_answer = reachability.note_answer
-
-        def recover() -> Gap:
-            stack.pop_all().close()
-            return note_answer()
-
-        with patch.object(reachability, "note_answer", recover):
-            station.poll()
-    station.poll_for(3)
-    assert len(ends(station)) == 1
 
 
 def test_a_gap_and_the_change_that_follows_it_wait_for_the_disk_once(station: Scripted) -> None:
@@ -973,10 +977,13 @@ def clone_that_cannot_read(station: Scripted) -> Iterator[None]:
     station.poll()  # and still waits
     station.imds.vm = WEB_1
     station.boot_id = "another"
-    with unreadable(station):
-        station.imds.end(FIRST)
-        station.poll()
-        yield
+    hide(station)
+    station.imds.end(FIRST)
+    station.poll()
+    yield
+    show(station)
+    station.outbox.recover()
+    assert station.outbox.storage_error is None
 
 
 def test_a_clone_that_could_not_read_the_state_moves_it_aside_once_it_can(station: Scripted) -> None:
@@ -1004,32 +1011,12 @@ def test_a_clone_killed_before_it_could_read_the_state_moves_it_aside_at_its_nex
     station.run(waits=1)
     events = station.events()
     losses = [event["data"] for event in events if name_of(event) == "bridge.loss"]
-    assert ("OtherVm", None) in [(loss["Reason"], loss["Count"]) for loss in losses]
+    assert "OtherVm" in [loss["Reason"] for loss in losses]
     assert {event["data"]["Vm"]["Name"] for event in events} == {"web-1"}
     assert [path.name for path in station.folder.glob("*other-vm*[0-9]")]
 
 
-def test_after_a_silent_start_the_first_good_document_asks_who_the_vm_is_and_waits_for_200_ms(
-    station: Scripted,
-) -> None:
-    station.imds.fail(500)
-    station.outbox.commit([], records={("state", "vm"): None})
-    station.restart()
-    station.run(waits=100)
-    station.events()
-    station.imds.restore()
-    station.imds.schedule()
-    recovered, stopping, started, *_, event, _ = station.published()
-    assert station.imds.calls[-1].timeout_seconds == 0.2
-    # an outage ends in the name in which it was told
-    assert (recovered["type"][-12:], recovered["reporter"]) == ("recovered.v1", stopping["reporter"])
-    assert (stopping["data"]["Reason"], started["data"]["Reason"]) == ("Stopping", "Started")
-    assert started["data"]["PreviousEpoch"] == stopping["reporterepoch"]
-    assert event["type"].endswith("scheduled.v1")
-    assert (event["data"]["AffectsThisVm"], event["data"]["Vm"]["VmId"]) == (True, WEB_0.vm_id)
-
-
-def test_an_event_goes_out_without_the_name_if_instance_data_fails_and_the_name_follows_within_a_second(
+def test_what_comes_before_the_name_is_published_without_it_and_the_run_ends_once_it_is_known(
     station: Scripted,
 ) -> None:
     station.imds.fail(500, methods=INSTANCE)
@@ -1042,5 +1029,13 @@ def test_an_event_goes_out_without_the_name_if_instance_data_fails_and_the_name_
     assert document["reporter"] == heartbeat["reporter"]
     station.imds.restore()
     station.imds.start(FIRST)
-    *_, event, later = station.published()
-    assert (event["data"]["AffectsThisVm"], later["reporter"]) == (True, "web-0/forward")
+    assert station.run(waits=100).left > 90  # it does not wait for the stop
+    *told, stopping = station.events()
+    assert f"scheduledevent.started {FIRST}" in map(name_of, told)
+    assert stopping["data"]["Reason"] == "Stopping"
+    station.restart()
+    station.imds.end(FIRST)
+    station.run(waits=1)
+    start, completed, *_ = station.events()
+    assert (completed["data"]["AffectsThisVm"], start["reporter"]) == (True, "web-0/forward")
+    assert start["data"]["PreviousEpoch"] == stopping["reporterepoch"]

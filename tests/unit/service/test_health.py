@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from bridge.process.status import find_unready, find_urgent
 from bridge.runtime.time import iso_utc
-from bridge.service.status import find_unready, find_urgent
 from tests.support.only import only
 from tests.support.status import process_status, sink_status
 

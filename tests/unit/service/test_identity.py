@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from bridge.errors import ImdsError, StateError
+from bridge.errors import StateError
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
 from bridge.imds.instance import Vm, approval_session
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE, Loss
-from bridge.service.bridge_events import BridgeEvents
-from bridge.service.identity import SETTLE_SECONDS, Role, VmIdentity
+from bridge.outbox.upkeep import KeptOutbox
+from bridge.process.bridge_events import BridgeEvents
+from bridge.process.identity import SETTLE_SECONDS, VmIdentity
 from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.imds import WEB_0, WEB_1, ImdsDouble
@@ -37,7 +37,7 @@ def imds() -> ImdsDouble:
 
 
 @pytest.fixture
-def outbox(tmp_path: Path, clock: MovedClock) -> Iterator[Outbox]:
+def outbox(tmp_path: Path, clock: MovedClock) -> Iterator[KeptOutbox]:
     opened = open_outbox(tmp_path, clock=clock)
     yield opened
     opened.close()
@@ -47,7 +47,7 @@ Start = Callable[..., VmIdentity]
 
 
 @pytest.fixture
-def start(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> Start:
+def start(imds: ImdsDouble, outbox: KeptOutbox, clock: MovedClock) -> Start:
     """Return what starts another process on the state, and lets it find out who the VM is."""
 
     def settled(*, boot_id: str = "", wait: Callable[[float], object] = clock.advance) -> VmIdentity:
@@ -63,7 +63,7 @@ def group_source(identity: VmIdentity) -> str:
     return change_event(change, datetime(2026, 11, 20, tzinfo=UTC), by=identity.reporter()).source
 
 
-def published(outbox: Outbox) -> list[dict[str, Any]]:
+def published(outbox: KeptOutbox) -> list[dict[str, Any]]:
     return [event.envelope for event in outbox.pending("a", 100)]
 
 
@@ -78,7 +78,7 @@ def published(outbox: Outbox) -> list[dict[str, Any]]:
     ],
 )
 def test_only_another_vm_id_means_another_vm(
-    start: Start, imds: ImdsDouble, outbox: Outbox, vm: Vm, is_other: bool
+    start: Start, imds: ImdsDouble, outbox: KeptOutbox, vm: Vm, is_other: bool
 ) -> None:
     start()
     commit(outbox, "kept")
@@ -154,29 +154,9 @@ def test_instance_data_is_requested_soon_and_then_every_minute_until_it_is_compl
         if len(imds.calls) > before:
             requested_at.append(second)
         clock.advance(1)
-    assert requested_at == [0, 1, 3, 7, 15, 31, 63, 123, 183, 783]
-    assert (identity.next_vm, identity.last_error) == (WEB_0, "")
-
-
-@pytest.mark.parametrize("role", ["forward", "listen"])
-def test_events_that_ask_at_once_do_not_take_the_place_of_a_reading_that_waits_longer(
-    imds: ImdsDouble, outbox: Outbox, clock: MovedClock, monkeypatch: pytest.MonkeyPatch, role: Role
-) -> None:
-    answer = imds.instance
-
-    def slow(limit_seconds: float) -> Vm:
-        if limit_seconds < 0.5:
-            raise ImdsError("no answer")
-        return answer(limit_seconds)
-
-    identity = VmIdentity(role, imds=imds, outbox=outbox, clock=clock)
-    monkeypatch.setattr(imds, "instance", slow)
-    for _ in range(20):  # an event each time
-        clock.advance(0.4)
-        identity.resolve(at_once=True)
-        if role == "forward":
-            identity.resolve()
-    assert (identity.next_vm or identity.vm) == WEB_0
+    assert requested_at == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    assert (identity.is_renamed, identity.last_error) == (True, "")
+    assert start().vm == WEB_0
 
 
 def test_the_boot_is_kept_also_where_the_first_answer_was_a_part(
@@ -195,7 +175,7 @@ def test_the_boot_is_kept_also_where_the_first_answer_was_a_part(
 
 
 def test_tags_follow_with_the_next_reading_and_a_reading_that_fails_changes_nothing(
-    start: Start, imds: ImdsDouble, clock: MovedClock, outbox: Outbox
+    start: Start, imds: ImdsDouble, clock: MovedClock, outbox: KeptOutbox
 ) -> None:
     identity = start()
     epoch = outbox.epoch
@@ -206,7 +186,7 @@ def test_tags_follow_with_the_next_reading_and_a_reading_that_fails_changes_noth
     clock.advance(600)
     identity.resolve()
     assert identity.vm == replace(WEB_0, tags={"owner": "shop"})
-    assert (identity.next_vm, identity.last_error, outbox.epoch) == (None, "", epoch)
+    assert (identity.is_renamed, identity.last_error, outbox.epoch) == (False, "", epoch)
 
 
 MOVED = replace(
@@ -215,47 +195,27 @@ MOVED = replace(
 
 
 @pytest.mark.parametrize("was", [None, Vm(name="web-0"), WEB_0], ids=["unknown", "a part", "known"])
-def test_a_vm_that_is_named_otherwise_ends_its_run_and_begins_another_in_the_same_process(
-    start: Start, imds: ImdsDouble, outbox: Outbox, clock: MovedClock, was: Vm | None
+def test_a_vm_that_is_named_otherwise_keeps_its_name_to_the_end_of_the_run_and_the_next_start_has_the_other(
+    start: Start, imds: ImdsDouble, clock: MovedClock, was: Vm | None
 ) -> None:
     imds.fail(500, methods=() if was else ("instance",))
     imds.vm = was or WEB_0
-    identity = start()
-    events = BridgeEvents(identity)
-    events.emit_started()
-    events.list_later(["an id"])
+    identity = start(boot_id="1")
     old_source = group_source(identity)
     imds.restore()
     imds.vm = MOVED
     clock.advance(600)
     identity.resolve()
-    assert group_source(identity) == old_source
-    assert [events.follow_name(), events.follow_name()] == [True, False]
-    assert group_source(identity) == MOVED.resource_id.partition("/providers/")[0]
-    first, last, second = published(outbox)
-    names = ("source", "reporter", "reporterepoch")
-    assert [last[name] for name in names] == [first[name] for name in names]
-    assert (last["data"]["Reason"], last["data"]["CloudEventIds"]) == ("Stopping", ["an id"])
-    assert (second["source"], second["reporter"]) == (MOVED.resource_id, "web-0/forward")
-    assert (second["reporterseq"], second["data"]["Reason"]) == ("000000000001", "Started")
-    assert second["reporterepoch"] != first["reporterepoch"]
-    assert second["data"]["PreviousEpoch"] == first["reporterepoch"]
-    assert second["data"]["PreviousLastReporterSeq"] == int(last["reporterseq"])
-    assert start().vm == MOVED
-
-
-def test_a_kill_between_two_names_continues_in_the_old_one_until_it_is_stopped(
-    start: Start, imds: ImdsDouble, clock: MovedClock
-) -> None:
-    identity = start(boot_id="1")
-    imds.vm = MOVED
+    imds.vm = WEB_0
     clock.advance(600)
     identity.resolve()
-    assert start(boot_id="1").vm == WEB_0
+    assert (identity.is_renamed, group_source(identity)) == (True, old_source)
+    imds.fail(500)
+    assert start(boot_id="1").vm == MOVED
 
 
 def test_a_process_that_learns_late_that_the_state_is_another_vms_ends(
-    start: Start, imds: ImdsDouble, outbox: Outbox
+    start: Start, imds: ImdsDouble, outbox: KeptOutbox
 ) -> None:
     start(boot_id="1")
     commit(outbox, "kept")
@@ -272,8 +232,8 @@ def test_a_process_that_learns_late_that_the_state_is_another_vms_ends(
 SIZE_LIMIT = Loss(reason="SizeLimit", count=3, sink="a", oldest=1e9, newest=1e9 + 60)
 
 
-def note_loss(outbox: Outbox, *losses: Loss) -> None:
-    outbox._storage.run(lambda database: database.note_losses(losses), synced=True)
+def note_loss(outbox: KeptOutbox, *losses: Loss) -> None:
+    outbox.storage.run(lambda database: database.note_losses(losses), synced=True)
 
 
 LOST_TIMES = {"OldestTime": "2001-09-09T01:46:40.000Z", "NewestTime": "2001-09-09T01:47:40.000Z"}
@@ -291,7 +251,7 @@ NOTHING_KNOWN = dict.fromkeys(("Count", "Sink", "OldestTime", "NewestTime"))
     ids=["the size limit", "damage", "no state", "a full disk"],
 )
 def test_a_loss_is_published_and_what_damage_has_cost_must_be_published_again(
-    start: Start, outbox: Outbox, loss: Loss, data: dict[str, Any], must_repeat: bool
+    start: Start, outbox: KeptOutbox, loss: Loss, data: dict[str, Any], must_repeat: bool
 ) -> None:
     events = BridgeEvents(start())
     note_loss(outbox, loss)
@@ -306,7 +266,7 @@ def test_a_loss_is_published_and_what_damage_has_cost_must_be_published_again(
 
 
 def test_losses_are_published_together_and_at_most_once_a_minute(
-    start: Start, outbox: Outbox, clock: MovedClock
+    start: Start, outbox: KeptOutbox, clock: MovedClock
 ) -> None:
     events = BridgeEvents(start())
     note_loss(outbox, SIZE_LIMIT, replace(SIZE_LIMIT, sink="b"))

@@ -399,7 +399,7 @@ def test_after_another_boot_nothing_is_approved_until_imds_has_confirmed_a_remem
     assert rig.reasons() == ["approved"]
 
 
-def test_after_a_silent_start_a_program_starts_with_the_first_good_document(
+def test_after_a_silent_start_the_first_good_document_names_the_vm_and_the_next_start_prepares_it(
     make_listener: MakeListener,
 ) -> None:
     rig = make_listener(auto=[{"run": [program()]}])
@@ -409,22 +409,31 @@ def test_after_a_silent_start_a_program_starts_with_the_first_good_document(
     rig.imds.restore()
     rig.imds.fail(500, methods=["instance"], count=1)
     rig.announce("web-0", EventType="Preempt", wait=2)
+    assert rig.listener._must_end()
+    rig.restart(wait=1)
     assert len(rig.machine.runs) == 1
 
 
-def test_another_name_counts_once_no_program_runs_and_no_command_waits(make_listener: MakeListener) -> None:
+def test_another_name_ends_the_process_once_no_program_runs_and_no_command_waits(
+    make_listener: MakeListener,
+) -> None:
     rig = make_listener(auto=[{"run": [program()], "event_type": ["Redeploy"]}])
     rig.announce("web-0", EventType="Redeploy", wait=1)
     epoch, rig.imds.vm = rig.outbox.epoch, replace(WEB_0, resource_group="other", scale_set="web")
     rig.run(600)
     rig.send("AAAAAAAA-0000-4000-8000-000000000001")  # it waits for its event
     rig.run(2)
+    assert not rig.listener._must_end()
     rig.end_programs()
-    assert (rig.outbox.epoch, rig.listener.status().waiting_commands) == (epoch, 1)
+    rig.run(2)
+    assert (rig.listener._must_end(), rig.listener.status().waiting_commands) == (False, 1)
     rig.run(40)
-    told = [(one["reporterepoch"] == epoch, one["data"].get("Reason")) for one in rig.events()]
-    assert told[-3:] == [(True, "unknown_event"), (True, "Stopping"), (False, "Started")]
-    assert not rig.receiver.rests
+    assert rig.events()[-1]["data"]["Reason"] == "unknown_event"
+    assert rig.listener._must_end()
+    rig.listener.run()  # ends by itself
+    assert rig.events()[-1]["data"]["Reason"] == "Stopping"
+    rig.restart()
+    assert rig.outbox.epoch != epoch
     assert rig.decide(rig.imds.schedule("web-0"))["Outcome"] == "Accepted"
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from bridge.approvals.inbox import IMDS_WAIT_SECONDS
 from bridge.errors import ImdsError
 from bridge.outbox.rows import Loss
-from bridge.service.inbox import IMDS_WAIT_SECONDS
 from tests.support.listener import ListenerRig, MakeListener
 from tests.support.only import only
 
@@ -36,7 +36,7 @@ def post(rig: ListenerRig, *answers: ImdsError | int, restarts: bool = False, **
 
 def test_a_loss_of_the_listener_is_published(rig: ListenerRig) -> None:
     loss = Loss(reason="SizeLimit", count=3, sink="audit", oldest=1e9, newest=1e9)
-    rig.outbox._storage.run(lambda database: database.note_losses([loss]), synced=True)
+    rig.outbox.storage.run(lambda database: database.note_losses([loss]), synced=True)
     rig.run()
     assert [event["data"]["Count"] for event in rig.events() if "loss" in event["type"]] == [3]
 

@@ -292,6 +292,13 @@ def test_an_event_that_starts_unprepared_is_counted_and_logged_once(
     assert rig.programs["unprepared"] == (not is_prepared)
     assert sum("has started unprepared" in line for line in caplog.messages) == (not is_prepared)
     assert len(rig.prepared()) == is_prepared
+    for _ in range(2):  # also after a restart, until the event is over
+        shown = [(one.Why, one.NeedsPerson) for one in rig.listener.status().auto or ()]
+        why = "it started before its program had succeeded: look after what ran on this VM"
+        assert shown == ([] if is_prepared else [(why, True)])
+        rig.restart(wait=5)
+    rig.remove(event, wait=5)
+    assert rig.listener.status().auto == []
 
 
 def test_what_a_program_has_prepared_is_committed_with_its_record_before_any_post(rig: ListenerRig) -> None:

@@ -12,14 +12,14 @@ from uuid import uuid4
 
 import pytest
 
-from bridge.approvals.pending import REJECTED_RECEIPTS_PER_MINUTE
-from bridge.config.base import Secret
-from bridge.http.signing import sign
-from bridge.service.inbox import (
+from bridge.approvals.inbox import (
     MAX_WAITING_BYTES,
     PASS_ON_MANY_SECONDS,
     PASS_ON_SECONDS,
 )
+from bridge.approvals.pending import REJECTED_RECEIPTS_PER_MINUTE
+from bridge.config.base import Secret
+from bridge.http.signing import sign
 from tests.support.bus import SECRET
 from tests.support.listener import ListenerRig, MakeListener, command_body
 
@@ -104,7 +104,7 @@ def test_very_many_commands_for_another_vm_do_not_hold_up_the_queue(
     make_listener: MakeListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 20
-    monkeypatch.setattr("bridge.service.inbox.PASSED_ON_LONG", limit)
+    monkeypatch.setattr("bridge.approvals.inbox.PASSED_ON_LONG", limit)
     rig = make_listener()
     for number in range(2 * limit):
         rig.send("E-1", id=f"c{number}", Vm="web-1")
@@ -274,7 +274,7 @@ def test_at_the_stop_a_waiting_command_is_abandoned(rig: ListenerRig) -> None:
 
 @pytest.fixture
 def few_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.service.inbox.MAX_WAITING", MAX_WAITING)
+    monkeypatch.setattr("bridge.approvals.inbox.MAX_WAITING", MAX_WAITING)
 
 
 @pytest.mark.usefixtures("few_may_wait")

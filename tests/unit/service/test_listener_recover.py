@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from bridge.approvals.receipts import STAY
 from bridge.approvals.state import OutOfWorkReason
 from bridge.config.approvals import AutoSettings
 from bridge.contract.status import OutOfWork
-from bridge.errors import ImdsError
+from bridge.errors import ImdsError, StateError
 from bridge.outbox.rows import DAMAGE, OWED, REQUEST, SIZE_LIMIT, STATE, STATE_FOLDER_GONE, Loss
+from bridge.process.status import find_urgent
 from bridge.runtime.program import Result
-from bridge.service.answers import STAY
-from bridge.service.status import find_urgent
 from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig, MakeListener
 from tests.support.machine import program
@@ -212,6 +212,7 @@ def test_recover_is_repeated_with_longer_pauses_and_needs_a_person_until_it_work
     for pause in (0, 5, 10, 20):
         rig.run(pause + 1)
         assert len(rig.machine.running) == 1
+        assert ("has failed" in urgent(rig)) == (pause > 0)  # also while it runs once more
         rig.end_programs(wait=1, code=1)
     assert rig.machine.names == [DRAIN] + [RECOVER] * 4
     data = only(told(rig, "outofwork"))
@@ -381,7 +382,7 @@ def test_where_records_were_lost_every_rule_recovers_once_after_the_events_that_
     rig = make_listener(policy={"deny": [{}]}, auto=rules)
     event = rig.imds.schedule()
     loss = Loss(reason=reason, count=None)
-    rig.outbox._storage.run(lambda database: database.note_losses([loss]), synced=True)
+    rig.outbox.storage.run(lambda database: database.note_losses([loss]), synced=True)
     rig.run(8)
     assert (rig.machine.names, [one["keys"] for one in rig.outbox.record(STATE, OWED) or ()]) == (
         [],
@@ -544,7 +545,10 @@ def test_what_a_file_owes_that_could_not_be_read_at_the_start_is_put_back_once_i
     rig.run(2)
     file.rmdir()
     hidden.rename(file)
-    rig.outbox.recover()
+    with pytest.raises(StateError, match="the next start goes on with it"):
+        rig.outbox.recover()
+    rig.outbox.close()
+    rig.start()
     rig.remove(event, wait=120)
     assert rig.machine.names == [DRAIN, RECOVER]
 

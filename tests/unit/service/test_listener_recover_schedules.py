@@ -16,15 +16,14 @@ from typing import Any
 
 import pytest
 
-from bridge.approvals import step
+from bridge.approvals import caretaker, step
 from bridge.approvals.auto import Rules
 from bridge.approvals.state import Owed, State, Tries
 from bridge.config.approvals import AutoSettings
 from bridge.errors import ImdsError
 from bridge.imds.instance import Vm
+from bridge.process.identity import VmIdentity
 from bridge.runtime.program import KILL_AFTER_SECONDS, Result
-from bridge.service import caretaker
-from bridge.service.identity import VmIdentity
 from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig
 from tests.support.machine import MachineRun, program

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from bridge.approvals import inbox
 from bridge.approvals.state import EventState
-from bridge.service import bridge_events, inbox
+from bridge.process import bridge_events
 from tests.support.listener import ListenerRig, MakeListener, command_body
 
 SCHEDULES = int(os.environ.get("TEST_REST_SCHEDULES", "2"))

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from bridge.approvals import turns
+from bridge.approvals import receipts, turns
 from bridge.approvals.policy import TERMINATE
 from bridge.approvals.state import EventState, State
 from bridge.approvals.step import load_state
@@ -28,7 +28,6 @@ from bridge.config.base import Secret
 from bridge.errors import ImdsError
 from bridge.http.signing import sign
 from bridge.runtime.program import Result
-from bridge.service import answers
 from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig, command_body
 from tests.support.machine import program
@@ -298,7 +297,7 @@ def overtake(events: Iterator[EventState]) -> list[Any]:
 @pytest.mark.parametrize(
     ("place", "value", "seed"),
     [
-        ((answers, "load_state"), forget_turns, 129),
+        ((receipts, "load_state"), forget_turns, 129),
         ((turns, "_taken"), overtake, 1),
         ((Order, "first_beside"), lambda *_: None, 0),
     ],

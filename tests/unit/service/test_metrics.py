@@ -26,8 +26,8 @@ from bridge.errors import DeliveryError, ImdsError, Rejected, Unavailable
 from bridge.events.model import CloudEvent
 from bridge.imds.client import ImdsClient
 from bridge.outbox.state_dir import StateFolder
+from bridge.process.metrics import Meter, ProcessFigures, StatusCollector
 from bridge.runtime.time import iso_utc
-from bridge.service.metrics import Meter, ProcessFigures, StatusCollector
 from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.moved_delivery import MovedDelivery
@@ -171,6 +171,17 @@ def test_many_events_leave_the_number_of_series_as_it_is(scrape: Scrape) -> None
         scrape.meter.sent("ops", "delivered", 1.0)
     assert scrape.value("deliveries_total", sink="ops", result="delivered") == 1000
     assert scrape.series() == before
+
+
+@pytest.mark.parametrize(("affects", "counted"), [(True, 1), (None, 1), (False, 0)])
+def test_the_notice_of_another_vms_event_is_not_measured(
+    scrape: Scrape, affects: bool | None, counted: int
+) -> None:
+    data = {"EventType": "Reboot", "NoticeSeconds": 60, "AffectsThisVm": affects}
+    notice = new_event(TYPE_PREFIX + "scheduledevent.scheduled.v1", {})
+    scrape.meter.committed([notice._replace(data=data)])
+    assert scrape.value("notice_seconds_count", type="Reboot") == counted
+    assert scrape.value("changes_total", kind="scheduled") == 1
 
 
 def test_a_scrape_shows_the_sinks_and_the_bus(scrape: Scrape) -> None:

@@ -15,12 +15,12 @@ from bridge.config.bus import ServiceBusSettings
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.contract.types import type_of
+from bridge.delivery.holding import Copies
 from bridge.errors import ConfigError
 from bridge.events.model import CloudEvent
+from bridge.process.identity import Role
+from bridge.process.parts import Parts, filter_of, sinks_of
 from bridge.runtime.time import read_boot_id
-from bridge.service.holding import Copies
-from bridge.service.identity import Role
-from bridge.service.parts import Parts, filter_of, sinks_of
 from tests.support.machine import program
 from tests.support.outbox import event, waiting
 from tests.support.process import stored_event, toml

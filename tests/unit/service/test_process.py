@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,16 +12,15 @@ from unittest.mock import Mock
 import pytest
 
 from bridge.contract.status import Status
+from bridge.delivery.dispatcher import Dispatcher
 from bridge.errors import ConfigError, Incomplete, StateError
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.program import find_fault
+from bridge.process.process import Flow, Process
 from bridge.runtime.threads import Signals, Stop
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.process import Flow, Process
 from tests.support.clock import MovedClock
 from tests.support.forward import parts_of
 from tests.support.only import only
-from tests.support.process import LIMIT_SECONDS, wait_until
+from tests.support.process import LIMIT_SECONDS
 from tests.support.status import process_status
 
 
@@ -56,6 +53,9 @@ class Folder(StateFolder):
         self.statuses: list[Status] = []
         self.error: OSError | None = None
 
+    def read_status(self) -> Status | None:
+        return self.statuses[-1] if self.statuses else None
+
     def write_status(self, status: Status) -> None:
         if self.error:
             raise self.error
@@ -87,6 +87,7 @@ class Doubles:
         self.metrics = Mock(**{"close.side_effect": self._note_closed})
         self.sinks: list[Any] = []
         self.jumps = 0
+        self.follows: list[bool] = []
         self.was_open_to_metrics = False
 
     def process(
@@ -107,7 +108,7 @@ class Doubles:
             clock=self.clock,
             stop=self.stop,
             metrics=self.metrics,
-            meter=SimpleNamespace(jumped=self._note_jump),
+            meter=SimpleNamespace(jumped=self._note_jump, follow=self.follows.append),
             dispatchers=dispatchers or (lambda: self.sinks),
         )
         busy_until = self.clock.monotonic() + busy_seconds
@@ -168,105 +169,6 @@ def test_the_status_is_written_at_once_after_a_second_every_five_seconds_and_at_
     assert vars(rig.folder.statuses[0])["sinks"] == {"ops": (3, "retrying")}
 
 
-class Waits(Stop):
-    """Ends a loop after so many waits, whose lengths it keeps; before each, something happens."""
-
-    def __init__(self, *before: Callable[[], object]) -> None:
-        super().__init__()
-        self._before = [*before]
-        self.seconds: list[float | None] = []
-
-    def wait(self, seconds: float | None) -> bool:
-        self.seconds.append(seconds)
-        if self._before:
-            self._before.pop(0)()
-            return False
-        return True
-
-
-def test_the_state_is_tried_in_a_quiet_minute_and_shows_until_a_try_succeeds(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rig = Doubles()
-    shown: dict[int, tuple[int, bool]] = {}
-    rig.outbox.changes = 7
-    process = rig.process(seconds=1)
-    full = OSError(28, "only 12 KiB are free")
-    trial = Mock(side_effect=[None, full, full, None, FileNotFoundError()])
-    monkeypatch.setattr("bridge.service.process.try_to_write", trial)
-
-    def look(tick: int) -> None:
-        process._look_after_state()
-        rig.outbox.changes = 7 if tick < 6 else 8
-        shown.setdefault(trial.call_count, (tick, rig.folder.statuses[-1].storage_error is None))
-
-    waits = Waits(*(partial(look, tick) for tick in range(12 * 4)))
-    process._parts.stop = waits
-    process._try_state()
-    assert {*waits.seconds} == {5}
-    # Something is stored in tick 6. Once a try has failed, there is one in each tick.
-    assert shown == {
-        0: (0, True),
-        1: (19, True),
-        2: (31, False),
-        3: (32, False),
-        4: (33, True),
-        5: (45, True),
-    }
-    lines = [line.message for line in caplog.records if "take a notice" in line.message]
-    assert lines == ["the state store cannot take a notice now", "the state store can take a notice now"]
-
-
-@pytest.mark.posix("programs have no such permissions")
-def test_what_the_process_itself_cannot_execute_is_told_at_the_start_and_within_a_minute(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rig, program = Doubles(), tmp_path / "drain"
-    program.write_text("#!/bin/sh\n")
-    process = rig.process(
-        seconds=1,
-        find_program_faults=lambda: [*filter(None, [find_fault([str(program)])])],
-        config="/etc/imds-bridge/listen.toml",
-    )
-    shown: list[int] = []
-
-    def look(tick: int) -> None:
-        if tick == 5:
-            program.chmod(0o755)
-        shown.append(len(process._status().program_faults or ()))
-
-    process._parts.stop = Waits(*(partial(look, tick) for tick in range(24)))
-    process._try_state()
-    assert process._status().config == "/etc/imds-bridge/listen.toml"
-    assert (shown[0], shown[-1], 0 < shown.index(0) - 5 <= 12) == (1, 0, True)
-    assert [line.message for line in caplog.records if "cannot be started" in line.message] == [
-        f"a program cannot be started: {program}: this user may not execute it"
-    ]
-
-
-def test_a_disk_that_hangs_holds_up_neither_the_status_nor_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig, hangs, end = Doubles(), threading.Event(), threading.Event()
-
-    class Hurried(Stop):
-        def wait(self, seconds: float | None) -> bool:
-            return super().wait(0 if seconds else None)
-
-    def hang(_: Path) -> None:
-        hangs.set()
-        end.wait(LIMIT_SECONDS)
-
-    def dispatchers() -> list[Any]:
-        assert hangs.wait(LIMIT_SECONDS)
-        return []
-
-    rig.stop = Hurried()
-    rig.outbox.changes = 7
-    monkeypatch.setattr("bridge.service.process.try_to_write", hang)
-    assert rig.run(seconds=99, dispatchers=dispatchers) == 0
-    assert len(rig.folder.statuses) == 22
-    end.set()
-
-
 def test_a_status_file_that_cannot_be_written_is_tried_again_and_ends_nothing() -> None:
     rig = Doubles()
     rig.folder.error = OSError(28, "No space left on device")
@@ -293,6 +195,24 @@ def test_a_loop_that_ends_on_its_own_is_an_error_unless_the_flow_does(
     rig.stop.set()
     assert rig.run(seconds=3600, faults=faults) == code
     assert rig.outbox.close.call_count == 1
+
+
+@pytest.mark.parametrize(
+    "why", ["it is stopped", "a loop ends", "it is killed", "its supervisor stops what hangs"]
+)
+def test_a_start_knows_whether_the_run_before_it_was_stopped(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Doubles()
+    if why == "its supervisor stops what hangs":
+        monkeypatch.setattr("bridge.process.process.stalled_threads", lambda: ["poll"])
+    if why == "a loop ends":
+        rig.stop.set()
+    rig.run(seconds=20)
+    if why == "it is killed":
+        rig.folder.statuses.pop()
+    rig.run(seconds=20)
+    assert rig.follows == [False, why == "it is stopped"]
 
 
 @pytest.mark.parametrize(("seconds", "code", "at_least"), [(1e6, 1, 90.0), (30.0, 0, 30.0)])
@@ -336,19 +256,3 @@ def test_a_sink_that_cannot_be_built_ends_the_process_in_order() -> None:
         rig.run(seconds=3600, dispatchers=refuse)
     assert rig.loop_ended.wait(LIMIT_SECONDS)
     assert rig.outbox.close.call_count == 1
-
-
-def test_a_disk_that_does_not_answer_shows_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Doubles()
-    rig.outbox.changes = 7
-    process = rig.process(seconds=1)
-    monkeypatch.setattr("bridge.service.process.HUNG_SECONDS", 0.0)
-
-    def shown() -> object:
-        process._look_after_state()
-        return rig.folder.statuses[-1].storage_error
-
-    monkeypatch.setattr("bridge.service.process.try_to_write", lambda _: wait_until(lambda: bool(shown())))
-    process._parts.stop = Waits(*([lambda: None] * 12))
-    process._try_state()
-    assert shown() is None

@@ -11,10 +11,10 @@ import pytest
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.contract.status import to_json
 from bridge.events.filters import Filter
+from bridge.forward.relay import Relay
+from bridge.process.identity import VmIdentity
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import REPEAT_LOG_SECONDS
-from bridge.service.identity import VmIdentity
-from bridge.service.relay import Relay
 from tests.support.clock import MovedClock
 from tests.support.forward import parts_of
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver

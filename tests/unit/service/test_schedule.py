@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.delivery.course import Course, Failure, Pace
+from bridge.delivery.queue import Head, Queue, Taken
 from bridge.errors import DeliveryError, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.events.urgency import HAS_STARTED, RECEIPTS, REST_LANE, Now, urgency
-from bridge.outbox.queue import Head, Queue, Taken
 from bridge.outbox.rows import Ledger
 from bridge.outbox.storage import Storage
 from bridge.runtime.time import iso_utc
-from bridge.service.schedule import Course, Failure, Pace
 from tests.support.diff import steady
 
 NOTICE = "io.imdsbridge.scheduledevent.scheduled.v1"
@@ -104,10 +104,10 @@ class Told:
         if (at := self.course.blocked_until(self.pace)) <= self.now:
             now = Now(wall=self.now, steady=self.now)
             kinds = self.course.kinds(self.now)
-            turn = self.queue.turn(now, self.course.limit, **kinds)
-            if (self.course.blocked_by or self.is_draining) and not turn.fresh and self.queue.forgive(now):
-                turn = self.queue.turn(now, self.course.limit, **kinds)
-            at, heads = self.course.choose(turn, self.now)
+            ready = self.queue.ready(now, self.course.limit, **kinds)
+            if (self.course.blocked_by or self.is_draining) and not ready.fresh and self.queue.forgive(now):
+                ready = self.queue.ready(now, self.course.limit, **kinds)
+            at, heads = self.course.choose(ready, self.now)
         return at, self.queue.take(heads, self.course.limit, is_noted=False)
 
     def send(self, word: str) -> None:

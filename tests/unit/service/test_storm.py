@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
+from bridge.delivery.dispatcher import Dispatcher
+from bridge.delivery.holding import Gathering
 from bridge.errors import DeliveryError, Rejected, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.holding import Gathering
 from tests.support.memory_sink import MemorySink
 from tests.support.receivers import CONSOLE, FORMATS, make_format
 from tests.support.storm import EVENTS, Told, event_ids, instants, scheduled, started

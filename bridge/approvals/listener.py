@@ -2,6 +2,8 @@
 
 The outbox keeps records that survive a kill: the intent is committed before the POST, and the outcome together
 with its receipt before the message is settled.
+
+I/O: what its parts read and write; the clock.
 """
 
 from __future__ import annotations
@@ -11,17 +13,17 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from bridge.approvals.approver import READ_EVERY_SECONDS
+from bridge.approvals.caretaker import Caretaker
+from bridge.approvals.inbox import Inbox
+from bridge.approvals.receipts import Receipts
 from bridge.azure.receiver import Receiver
 from bridge.config.approvals import ApprovalSettings
 from bridge.contract.status import ListenStatus
+from bridge.process.bridge_events import BridgeEvents
+from bridge.process.parts import Parts
 from bridge.runtime.program import Run
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import iso_utc
-from bridge.service.answers import AnswerBatch
-from bridge.service.bridge_events import BridgeEvents
-from bridge.service.caretaker import Caretaker
-from bridge.service.inbox import Inbox
-from bridge.service.parts import Parts
 
 PASS_SECONDS = 0.25  # how long a pass waits for messages, while one could matter
 
@@ -48,23 +50,23 @@ class Listener:
     def __post_init__(self) -> None:
         self._clock, self._identity = self.parts.clock, self.parts.identity
         self._bridge_events = BridgeEvents(self._identity)
-        self._answers = AnswerBatch(self.parts, self.receiver, dry_run=self.dry_run)
+        self._receipts = Receipts(self.parts, self.receiver, dry_run=self.dry_run)
         self._caretaker = Caretaker(
-            self.parts, self.settings, self._answers, dry_run=self.dry_run, make_run=self.make_run
+            self.parts, self.settings, self._receipts, dry_run=self.dry_run, make_run=self.make_run
         )
         self._inbox = Inbox(self.receiver, self._caretaker)
 
     def run(self) -> None:
-        """Decide until the stop; messages that are not decided by then are delivered again."""
+        """Decide until the stop, or until the VM has another name; what is not decided by then is delivered again."""
         self._bridge_events.emit_started()
         try:
-            while not self.parts.stop:
+            while not (self.parts.stop or self._must_end()):
                 report_progress()
                 self.run_once(self.wait_seconds)
         finally:
             self._caretaker.end_programs()
-        self._answers.report_surplus(at_once=True)
-        self._answers.commit()
+        self._receipts.report_surplus(at_once=True)
+        self._receipts.commit()
         self._bridge_events.emit_stopping()
 
     def is_busy(self) -> bool:
@@ -87,17 +89,18 @@ class Listener:
         self._decide()
         if self._caretaker.approver.newer_in_seconds == 0:
             self._decide()
-        self._answers.report_surplus()
-        self._answers.commit()
+        self._receipts.report_surplus()
+        self._receipts.commit()
+
+    def _must_end(self) -> bool:
+        """Return whether the VM has another name, and no program and no command of the one before is left."""
+        identity = self._identity
+        return identity.is_renamed and not (self.is_busy() or (identity.resolved and self._inbox.pending))
 
     def _identify(self) -> None:
-        """Learn who the VM is; another name counts once no command and no program of the one before is left."""
         identity = self._identity
         document = None if identity.resolved else self._caretaker.approver.reading.document
         identity.resolve(at_once=bool(document and document.events))
-        is_free = not (identity.resolved and (self._inbox.pending or self._caretaker.runs))
-        if is_free and self._bridge_events.follow_name():
-            self._inbox.expect()
 
     def _decide(self) -> None:
         """Decide what can be decided by the document as it is now, and POST what is allowed."""

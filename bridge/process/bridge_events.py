@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from bridge import __version__
 from bridge.outbox.rows import LOST, STATE, UNKNOWN_LOSSES
+from bridge.process.identity import VmIdentity
 from bridge.runtime.json import Json
-from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
 
@@ -75,18 +75,6 @@ class BridgeEvents:
         records = {**begin_again(), (STATE, LOST): True} if are_unknown else {}
         events = [self._identity.reporter().loss(**vars(loss)) for loss in losses]
         self._outbox.commit(events, records=records, published=losses)
-
-    def follow_name(self) -> bool:
-        """End the run and begin the next, if instance data names the VM otherwise by now; return whether it does."""
-        if self._identity.next_vm is None:
-            return False
-        self.emit_stopping()
-        self._identity.begin_run()
-        self.emit_started()
-        log.warning(
-            "this VM is named otherwise: a new run begins as %s", self._identity.reporter().own_source
-        )
-        return True
 
     def emit_stopping(self) -> None:
         """Publish the last heartbeat of a process that is stopped."""

@@ -1,4 +1,7 @@
-"""Decide how long events are held at a sink before they are sent."""
+"""Decide how long events are held at a sink before they are sent.
+
+I/O: the clock, and chance.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import math
 import random
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
 from bridge.events.model import StoredEvent, is_alarm
 from bridge.events.urgency import NOTICE_SHARE, NOTICES, not_before
@@ -22,23 +24,8 @@ HOLD_SECONDS = 150.0
 STARTED = "io.imdsbridge.scheduledevent.started."
 
 
-class Holding(Protocol):
-    """Decides how long events are held; with `is_digest`, those that wait are then one message."""
-
-    is_digest: bool
-
-    def until(self, event: StoredEvent) -> float | None:
-        """Return until when an event that is stored now is held, in steady seconds, None for not at all."""
-
-    def pause_seconds(self, stored_at: float, sent_at: float) -> float:
-        """Return for how long others are held at most once an event that was stored at `stored_at` was accepted.
-
-        `sent_at` is when something was accepted before. All are steady seconds.
-        """
-
-
 @dataclass(frozen=True)
-class Gathering(Holding):
+class Gathering:
     """When the events that wait are sent as one digest.
 
     The first event after `digest_seconds` without a message is sent at once, what follows after FIRST_SECONDS, and
@@ -50,7 +37,7 @@ class Gathering(Holding):
     is_digest = True
 
     def until(self, event: StoredEvent) -> float:
-        """Return until when an event is held, unless a pause is over before."""
+        """Return until when an event that is stored now is held, in steady seconds, unless a pause is over before."""
         if is_alarm(event.envelope):
             return event.stored_at + ALARM_SECONDS
         if event.data.get("EventStatus") == "Scheduled" and event.type.startswith(NOTICES):
@@ -60,13 +47,16 @@ class Gathering(Holding):
         return math.inf
 
     def pause_seconds(self, stored_at: float, sent_at: float) -> float:
-        """Return how long the pause is after a message."""
+        """Return for how long others are held at most once an event that was stored at `stored_at` was accepted.
+
+        `sent_at` is when something was accepted before. All are steady seconds.
+        """
         is_first = stored_at >= sent_at + self.digest_seconds
         return min(self.digest_seconds, FIRST_SECONDS if is_first else math.inf)
 
 
 @dataclass(frozen=True)
-class Copies(Holding):
+class Copies:
     """Holds copies: events that name only other VMs, of which duplicate detection keeps one. A restart sends all.
 
     The VMs that an event names send it at once. The others of a group hold their copies for a random time, so that
@@ -87,6 +77,10 @@ class Copies(Holding):
     def pause_seconds(self, stored_at: float, sent_at: float) -> float:  # noqa: ARG002 - it has no pause
         """Return that nothing but its own time ends the hold of a copy."""
         return math.inf
+
+
+Holding = Gathering | Copies
+"""What decides how long events are held; with `is_digest`, those that wait are then one message."""
 
 
 def hold_seconds(event: StoredEvent, now: datetime) -> float:

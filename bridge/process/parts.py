@@ -6,57 +6,49 @@ import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bridge.config.models import Config
 from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings
+from bridge.delivery.holding import Copies, Gathering, Holding
 from bridge.errors import ConfigError
 from bridge.events.builder import Reporter
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.upkeep import KeptOutbox
+from bridge.process.identity import Role, VmIdentity
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import Clock, read_boot_id
-from bridge.service.holding import Copies, Gathering, Holding
-from bridge.service.identity import Role, VmIdentity
 from bridge.sinks.stdout import StdoutSettings
 
 if TYPE_CHECKING:
-    from bridge.service.dispatcher import Dispatcher
-    from bridge.service.metrics import Meter, MetricsServer
+    from bridge.delivery.dispatcher import Dispatcher
+    from bridge.process.metrics import Meter, MetricsServer
     from bridge.sinks.base import Sink
 
 log = logging.getLogger(__name__)
 
 
 def build_sinks(settings: Mapping[str, SinkSettings]) -> dict[str, Sink]:
-    """Build sinks, and try chat formats on a sample of every event type that they take.
+    """Build sinks; a template is tried on a sample of every event type that it takes.
 
     Args:
         settings: by the sinks' names.
 
     Raises:
-        ConfigError: a template is faulty, or a format cannot render a type.
+        ConfigError: a template is faulty, or a secret cannot be used.
     """
     sinks, faults = {}, []
     for name, sink_settings in settings.items():
         try:
-            sink = sinks[name] = sink_class(sink_settings.kind)(sink_settings)
-            if sink_settings.is_chat_format:
-                _check_format(sink, filter_of(sink_settings))
+            sinks[name] = sink_class(sink_settings.kind)(sink_settings)
         except (OSError, ValueError) as error:
             faults.append(f"sinks.{name}: {error}")
     if faults:
         raise ConfigError("sinks", faults)
     return sinks
-
-
-def _check_format(sink: Any, wanted: Filter) -> None:
-    from bridge.formats.samples import samples  # noqa: PLC0415 - only chat formats need it
-
-    sink.check_format([event for event in samples(Clock().now()) if wanted.matches_type(event.type)])
 
 
 def filter_of(settings: SinkSettings, role: str = "forward") -> Filter:
@@ -82,7 +74,7 @@ class NoMeter:
     def committed(self, *_: object) -> None:
         """Count nothing."""
 
-    sent = approved = prepared = recovered = unprepared = jumped = committed
+    sent = approved = prepared = recovered = unprepared = jumped = follow = committed
 
 
 class Parts:
@@ -100,7 +92,7 @@ class Parts:
         self._holdings = {name: one for name, one in held.items() if one}
         self.folder = StateFolder(config.state_dir / role)
         self.meter, self.metrics = self._metrics(config.metrics.listen)
-        self.outbox = Outbox(
+        self.outbox = KeptOutbox(
             self.folder,
             clock=self.clock,
             sinks={name: (filter_of(sink, role), sink.from_start) for name, sink in self.sinks.items()},
@@ -131,7 +123,7 @@ class Parts:
             return NoMeter(), None
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - few processes need it
 
-        from bridge.service.metrics import Meter, MetricsServer  # noqa: PLC0415
+        from bridge.process.metrics import Meter, MetricsServer  # noqa: PLC0415
 
         registry = CollectorRegistry()
         meter = Meter(registry, self.sinks)
@@ -150,7 +142,7 @@ class Parts:
         Raises:
             ConfigError: a sink cannot be built.
         """
-        from bridge.service.dispatcher import Dispatcher  # noqa: PLC0415 - the first poll need not wait for it
+        from bridge.delivery.dispatcher import Dispatcher  # noqa: PLC0415 - the first poll need not wait for it
 
         rest = {name: sink for name, sink in self.sinks.items() if name not in self._checked}
         sinks = {**self._checked, **build_sinks(rest)}

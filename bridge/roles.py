@@ -12,13 +12,13 @@ from bridge.config.models import Config, find_exposed
 from bridge.config.sinks import SinkSettings
 from bridge.contract.status import RelayStatus
 from bridge.errors import UsageError
+from bridge.forward.forwarder import Forwarder
 from bridge.imds.instance import approval_session
+from bridge.process.identity import Role
+from bridge.process.parts import Parts, sinks_of
+from bridge.process.process import Flow, Process
 from bridge.runtime import log as logs
 from bridge.runtime.threads import Signals, Stop
-from bridge.service.forwarder import Forwarder
-from bridge.service.identity import Role
-from bridge.service.parts import Parts, sinks_of
-from bridge.service.process import Flow, Process
 
 if TYPE_CHECKING:
     from bridge.azure.receiver import Receiver
@@ -131,7 +131,7 @@ def _forward(parts: Parts, config: Config, *, once: bool) -> Flow:
 
 
 def _listen(parts: Parts, settings: ApprovalSettings, variables: Iterable[str], *, dry_run: bool) -> Flow:
-    from bridge.service.listener import Listener  # noqa: PLC0415 - only `listen` needs it
+    from bridge.approvals.listener import Listener  # noqa: PLC0415 - only `listen` needs it
 
     identity = parts.identity
     for variable in variables:
@@ -155,7 +155,7 @@ def _listen(parts: Parts, settings: ApprovalSettings, variables: Iterable[str], 
 
 def _relay(parts: Parts, settings: RelaySettings) -> Flow:
     from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
-    from bridge.service.relay import Relay  # noqa: PLC0415
+    from bridge.forward.relay import Relay  # noqa: PLC0415
 
     settled = Stop()
     receiver = BusReceiver(settings, what="events", clock=parts.clock, stop=settled)

@@ -1,4 +1,7 @@
-"""Commands: read them from messages, judge them by what is known of their events, and answer."""
+"""Commands: read them from messages, judge them by what is known of their events, and answer.
+
+I/O: the queue, the log.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bridge.approvals import policy
+from bridge.approvals.caretaker import Caretaker
 from bridge.approvals.command import Command, find_id, parse_command, unwrap
 from bridge.approvals.pending import Pending
 from bridge.approvals.policy import Decision
+from bridge.approvals.receipts import command_data, dead_letter
 from bridge.approvals.state import EventState, State
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.values import check_signing_secrets
 from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.document import STARTED, Document
 from bridge.runtime.text import printable
-from bridge.service.answers import command_data, dead_letter
-from bridge.service.caretaker import Caretaker
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class Inbox:
 
     def __post_init__(self) -> None:
         self._parts, self._settings = self.caretaker.parts, self.caretaker.settings
-        self._answers, self._is_dry_run = self.caretaker.answers, self.caretaker.dry_run
+        self._receipts, self._is_dry_run = self.caretaker.receipts, self.caretaker.dry_run
         self._clock, self._identity = self._parts.clock, self._parts.identity
         self.pending: dict[str, Pending] = {}
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
@@ -103,7 +106,7 @@ class Inbox:
             )
         except ValueError as error:
             known = {"Id": find_id(body, message.properties) or printable(message.message_id)}
-            self._answers.refuse(message, "malformed", str(error), known)
+            self._receipts.refuse(message, "malformed", str(error), known)
             return None
         return command
 
@@ -112,14 +115,14 @@ class Inbox:
         command = self._read(message)
         if command is None:
             return
-        record, known = self._answers.record(command.key), self.pending.get(command.key)
-        if self._answers.is_done(command.key):
-            self._answers.repeat(record)
-            self._answers.settle([message], Settlement())
+        record, known = self._receipts.record(command.key), self.pending.get(command.key)
+        if self._receipts.is_done(command.key):
+            self._receipts.repeat(record)
+            self._receipts.settle([message], Settlement())
             return
         is_known = record or (known and known.has(message))
         if not is_known and (fault := fault_of(message)):
-            self._answers.refuse(message, "bad_signature", fault, command_data(command))
+            self._receipts.refuse(message, "bad_signature", fault, command_data(command))
             return
         if known:
             self.pending[command.key] = known.with_message(message)
@@ -308,7 +311,7 @@ class Inbox:
         """
         is_shared = bool(self._settings.queue) and not self._settings.session
         names_this_vm = pending.command.vm and not policy.names_other_vm(pending.command, self._vm_name())
-        if not is_shared or names_this_vm or self._answers.record(pending.command.key):
+        if not is_shared or names_this_vm or self._receipts.record(pending.command.key):
             return False
         now = self._clock.monotonic()
         # not since the broker accepted it: the VM's clock may be wrong, and no other VM would get it then
@@ -317,7 +320,7 @@ class Inbox:
         if age_seconds >= (PASS_ON_MANY_SECONDS if are_many else PASS_ON_SECONDS):
             del self._passed_since[pending.command.key]
             return False
-        self._answers.settle(pending.messages, Settlement(is_released=True))
+        self._receipts.settle(pending.messages, Settlement(is_released=True))
         del self.pending[pending.command.key]
         return True
 
@@ -374,7 +377,7 @@ class Inbox:
         self._update(pending)
         if not pending.open:
             unanswered = pending.unanswered
-            self._answers.settle(pending.messages, dead_letter(unanswered) if unanswered else Settlement())
+            self._receipts.settle(pending.messages, dead_letter(unanswered) if unanswered else Settlement())
             del self.pending[pending.command.key]
 
     def _answered(self, pending: Pending, event_id: str, decision: Decision) -> Pending:
@@ -383,10 +386,10 @@ class Inbox:
         known = self.caretaker.state.events.get(key)
         if known and not decision.event:  # as last seen, so that people read what it is
             decision = replace(decision, event=known.event)
-        if decision.outcome == "rejected" and not self._answers.allows_rejection(decision.reason):
+        if decision.outcome == "rejected" and not self._receipts.allows_rejection(decision.reason):
             pending = replace(pending, unanswered=decision)
         else:
-            receipt = self._answers.add(decision, event_id, command_data(command), key=command.key)
+            receipt = self._receipts.add(decision, event_id, command_data(command), key=command.key)
             log.info(
                 "command %s for %s: %s",
                 *(decision.outcome, event_id, decision.reason),
@@ -399,5 +402,5 @@ class Inbox:
         """Remember and record a command's progress; rejections without a receipt leave no record."""
         key, record = pending.command.key, pending.record
         self.pending[key] = pending
-        if any(record.values()) or self._answers.record(key):
-            self._answers.put(key, record, is_done=not pending.open)
+        if any(record.values()) or self._receipts.record(key):
+            self._receipts.put(key, record, is_done=not pending.open)

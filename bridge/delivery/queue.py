@@ -1,7 +1,9 @@
-"""What waits for one sink: whose turn it is, and what is noted of tries that failed.
+"""What waits for one sink: what can be sent next, and what is noted of tries that failed.
 
 Of an order key only the first event that waits, its head, can be sent; the next one becomes the head once that is
 gone. So a query looks at heads alone, however much waits behind them.
+
+I/O: the outbox.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ class Head(NamedTuple):
         return self.state != Wait.NEW
 
 
-class Turn(NamedTuple):
-    """Whose turn it can be.
+class Ready(NamedTuple):
+    """What can be sent next.
 
     Attributes:
         fresh: what was never tried, the most urgent first.
@@ -66,12 +68,12 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Queue:
-    """What waits for the sink called `sink`. For the thread of the sink; `failures` and `notice` are for any."""
+    """What waits for the sink called `sink`. For its thread; `failures` and `most_urgent_notice` are for any."""
 
     sink: str
     storage: Storage
 
-    def turn(
+    def ready(
         self,
         now: Now,
         limit: int,
@@ -80,8 +82,8 @@ class Queue:
         may_retry: bool = True,
         failures: int = 0,
         since: int = 0,
-    ) -> Turn:
-        """Return whose turn it is.
+    ) -> Ready:
+        """Return what can be sent next.
 
         Args:
             now: the time.
@@ -94,7 +96,7 @@ class Queue:
                 refused while others were accepted.
         """
 
-        def work(database: Ledger) -> Turn:
+        def work(database: Ledger) -> Ready:
             due_at = self._due_at(database)
             if due_at <= now.steady:
                 with database.transaction(synced=False):
@@ -111,7 +113,7 @@ class Queue:
                 again = self._heads(database, (Wait.DUE,), now, 1 if failures else COMPARED_HEADS)
                 again.sort(key=lambda head: (head.lane, head.tries))
             is_kept_back = bool((new and not may_begin) or (again and not may_retry))
-            return Turn(new if may_begin else (), again[:limit] if may_retry else (), is_kept_back, due_at)
+            return Ready(new if may_begin else (), again[:limit] if may_retry else (), is_kept_back, due_at)
 
         return self.storage.run(work)
 
@@ -122,7 +124,7 @@ class Queue:
     def _heads(self, database: Ledger, states: Sequence[int], now: Now, limit: int) -> list[Head]:
         """Return heads in these states by lane; what is urgent no more, or never was, comes last and by number."""
         found: list[Head] = []
-        is_urgent = self._has_urgent(database, states)
+        is_urgent = database.has_urgent(self.sink, states)
         lanes = now.lanes if is_urgent else ()
         for lane, bounds in enumerate(lanes):
             for state in states:
@@ -193,20 +195,6 @@ class Queue:
         """Hold nothing that is held by now; return whether anything was."""
         return self._write("release", self.sink) > 0
 
-    def oldest(self) -> StoredEvent | None:
-        """Return the oldest event that waits."""
-        row = self._row("oldest-waiting", self.sink)
-        return stored_event(row) if row else None
-
-    def has_urgent(self, seq: int | None) -> bool:
-        """Return whether a certain notice or receipt waits; None: whether any does."""
-        if seq is not None:
-            return self._row("key-and-urgency", self.sink, seq) is not None
-        return self.storage.run(lambda database: self._has_urgent(database, range(Wait.BEHIND)))
-
-    def _has_urgent(self, database: Ledger, states: Sequence[int]) -> bool:
-        return any(database.execute("has-urgent", self.sink, state).fetchone() for state in states)
-
     def failures(self) -> int:
         """Return how often the event failed that is tried again next, 0 if none waits for a retry."""
         found = self._row("longest-due", self.sink) or self._row("next-retry", self.sink)
@@ -226,7 +214,7 @@ class Queue:
         starts = [at for (at,) in found if at is not None]
         return now.patience(min(starts, default=None), -math.inf)
 
-    def notice(self, now: Now, before: float) -> StoredEvent | None:
+    def most_urgent_notice(self, now: Now, before: float) -> StoredEvent | None:
         """Return the most urgent notice of those stored before `before` (steady seconds), None if none is urgent."""
 
         def work(database: Ledger) -> StoredEvent | None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,16 @@ def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
     return command
 
 
+def add_flag(command: Any, name: str, text: str) -> None:
+    """Add an option that is given or not, to a command or a group of options."""
+    command.add_argument(name, action="store_true", help=text)
+
+
+def add_text(command: Any, name: str, metavar: str, text: str, default: str | None = "") -> None:
+    """Add an option whose value is a text."""
+    command.add_argument(name, default=default, metavar=metavar, help=text)
+
+
 def json_lines(value: Any) -> list[str]:
     """Write a value, which may have parts of a status, as indented JSON, in lines."""
     return json.dumps(value, indent=2, default=to_json).split("\n")
@@ -94,3 +105,16 @@ def state_folder(arguments: argparse.Namespace) -> StateFolder:
     found = {path.name for path in config.state_dir.glob("*")}.intersection(OPTIONS["--role"]["choices"])
     role = arguments.role or (found.pop() if len(found) == 1 else "forward")
     return StateFolder(config.state_dir / role)
+
+
+def other_file(folder: StateFolder, path: Path | None) -> tuple[str, str] | None:
+    """Say that the process there has loaded another file than `path`, and what to do; units load a copy of theirs."""
+    status, holder = folder.read_status(), folder.owner()
+    if not (path and holder and status and status.config):
+        return None
+    loaded = Path(str(status.config))
+    with suppress(OSError):  # else it cannot be told
+        if not loaded.samefile(path) and loaded.read_bytes() != path.read_bytes():
+            text = f"{holder} has loaded {loaded}, which differs from {path}"
+            return text, f"restart it, or use --config {loaded}"
+    return None

@@ -1,4 +1,7 @@
-"""Looks after the VM by the document: what is known of events, the programs that it runs, and the POSTs to IMDS."""
+"""Looks after the VM by the document: what is known of events, the programs that it runs, and the POSTs to IMDS.
+
+I/O: IMDS, programs, the outbox, the log.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from uuid import uuid4
 from bridge.approvals.approver import ImdsApprover, Posted, choose
 from bridge.approvals.auto import Rules, Seen
 from bridge.approvals.policy import unknown_outcome
-from bridge.approvals.state import EventState, Place, State, Stay
+from bridge.approvals.receipts import Receipts
+from bridge.approvals.state import UNPREPARED, EventState, Place, State, Stay
 from bridge.approvals.step import answer, step
 from bridge.config.approvals import ApprovalSettings
 from bridge.contract.status import AutoStatus, OutOfWork
 from bridge.formats.text import format_relative
 from bridge.imds.client import CALL_SECONDS
 from bridge.imds.document import Document
+from bridge.process.parts import Parts
 from bridge.runtime.program import Run
 from bridge.runtime.time import iso_utc
-from bridge.service.answers import AnswerBatch
-from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ class Caretaker:
     Args:
         parts: of the process.
         settings: the policy and the auto rules.
-        answers: what is published and remembered.
+        receipts: what is published and remembered.
         dry_run: nothing is run and nothing POSTed.
         make_run: makes a run of a program that an auto rule names.
 
@@ -50,7 +53,7 @@ class Caretaker:
 
     parts: Parts
     settings: ApprovalSettings
-    answers: AnswerBatch
+    receipts: Receipts
     _: KW_ONLY
     dry_run: bool
     make_run: Callable[..., Run]
@@ -60,7 +63,7 @@ class Caretaker:
         self.approver = ImdsApprover(self.parts.imds, clock=self._clock)
         # where the boot is not known, each start counts as one
         self._boot = self._identity.boot_id or uuid4().hex
-        self.state = self.answers.load(self.rules)
+        self.state = self.receipts.load(self.rules)
         self.runs: dict[Place, Run] = {}
         self._began_at = self._clock.monotonic()
 
@@ -103,18 +106,18 @@ class Caretaker:
             steady=self._clock.steady() - (now - at),
             now=self._clock.now(),
             ended={place: run.result for place, run in self.runs.items() if run.result},
-            request=self.answers.take_request(),
+            request=self.receipts.take_request(),
             is_confirmed=self._identity.resolved or now - self._began_at >= UNCONFIRMED_SECONDS,
-            is_lost=self.answers.take_loss(document if before.document is None else None),
+            is_lost=self.receipts.take_loss(document if before.document is None else None),
         )
-        state = step(before, seen, self.answers)
+        state = step(before, seen, self.receipts)
         self._become(state)
         self.runs = {place: run for place, run in self.runs.items() if place not in seen.ended}
         if new := [place for place in state.programs if place not in self.runs]:
-            self.answers.commit()
+            self.receipts.commit()
         for place in new:
             program = state.programs[place]
-            body, data = self.answers.notice(program, state, is_over=not isinstance(place, str))
+            body, data = self.receipts.program_input(program, state, is_over=not isinstance(place, str))
             run = self.make_run(program.argv, body, data, timeout_seconds=program.timeout_seconds)
             self.runs[place] = run
             log.info("running %s", program.argv[0], extra={"event_id": data.get("EventId")})
@@ -128,7 +131,7 @@ class Caretaker:
 
     def _become(self, state: State) -> None:
         """Know something else from now on, and record what differs."""
-        self.answers.keep(self.state, state, self.rules)
+        self.receipts.keep(self.state, state, self.rules)
         self.state = state
 
     # POSTs
@@ -161,7 +164,7 @@ class Caretaker:
             for key, one in chosen.items()
         }
         self._become(self.state.with_stays(stays))
-        self.answers.commit()
+        self.receipts.commit()
         sent = [self.state.events[key] for key in chosen]
         posted = self.approver.post(sent, self._limit_seconds(sent[0]))
         stays = posted.stays
@@ -176,7 +179,7 @@ class Caretaker:
             if _by_rule(chosen[key]):
                 said = replace(decision, detail=decision.detail or "an auto rule")
                 said = unknown_outcome(said) if events[key].stay.is_intended else said
-                events[key] = answer(events[key], events[key].run, said, self.answers)
+                events[key] = answer(events[key], events[key].run, said, self.receipts)
         self._become(replace(self.state, events=events))
         return posted
 
@@ -201,9 +204,9 @@ class Caretaker:
         ]
 
     def auto(self) -> list[AutoStatus]:
-        """Return what the auto rules make of each event of this VM."""
-        now = self._clock.now()
-        return [_shown(one, now) for one in self.state.events.values() if one.verdict.why]
+        """Return what the auto rules make of each event of this VM, and which have started unprepared."""
+        now, events = self._clock.now(), self.state.events.values()
+        return [_shown(one, now) for one in events if one.verdict.why or UNPREPARED in one.stay.told]
 
 
 def _by_rule(one: EventState) -> bool:
@@ -219,9 +222,11 @@ def _reason(one: EventState) -> str:
 
 def _shown(one: EventState, now: datetime) -> AutoStatus:
     """Return what the status file shows of what the auto rules make of an event."""
-    why, behind = _reason(one), one.verdict.behind
+    why, behind = _reason(one) or UNPREPARED, one.verdict.behind
     if behind:
         starts = behind.not_before
         when = f", {format_relative((starts - now).total_seconds())}" if starts else ""
         why += f" ({behind.raw.get('EventType')}{when})"
-    return AutoStatus(EventId=one.event.event_id, Why=why, NeedsPerson=one.run in one.failed)
+    return AutoStatus(
+        EventId=one.event.event_id, Why=why, NeedsPerson=one.run in one.failed or why == UNPREPARED
+    )

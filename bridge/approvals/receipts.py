@@ -1,4 +1,7 @@
-"""What a pass of the listener decides: receipts, records and settlements, committed together and settled after it."""
+"""What a pass of the listener decides: receipts, records and settlements, committed together and settled after it.
+
+I/O: the outbox and the queue, the log.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,9 @@ from bridge.events.model import CloudEvent, StoredEvent, structured
 from bridge.imds.diff import Change
 from bridge.imds.document import ADVISORY, Document, ScheduledEvent
 from bridge.outbox.rows import DONE, LOST, OWED, REQUEST, STATE
+from bridge.process.parts import Parts
 from bridge.runtime.json import Json
 from bridge.runtime.time import iso_utc
-from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +44,7 @@ STAY = "stay"  # of the version before
 BY_RULE = "imds-bridge, by an auto rule"
 
 
-class AnswerBatch:
+class Receipts:
     """Collects what is decided until `commit`. For the listener's thread."""
 
     def __init__(self, parts: Parts, receiver: Receiver | None, *, dry_run: bool) -> None:
@@ -116,7 +119,7 @@ class AnswerBatch:
             log.info("`imds-bridge recover` asks: %s", request)
         return str(request or "")
 
-    def notice(self, program: Program, state: State, *, is_over: bool) -> tuple[bytes, dict[str, Any]]:
+    def program_input(self, program: Program, state: State, *, is_over: bool) -> tuple[bytes, dict[str, Any]]:
         """Return what a program gets: the CloudEvent of its event for its standard input, and the event's data."""
         event, document = program.event, state.document
         if event is None or document is None:

@@ -1,6 +1,8 @@
 """Deliver from the outbox to one sink: in order for each subject, until accepted, independent of other sinks.
 
 `Dispatcher` sends what `Course` chooses, and `SinkHealth` notes what became of it.
+
+I/O: the outbox, the sink, the log.
 """
 
 from __future__ import annotations
@@ -15,21 +17,21 @@ from http import HTTPStatus
 from typing import Literal
 
 from bridge.contract.status import SinkStatus
+from bridge.delivery.course import NOTHING_WAITS, PAGE_EVENTS, Course, Failure, Pace
+from bridge.delivery.holding import HELD_EVENTS, Holding
+from bridge.delivery.queue import Head, Queue, Ready, Taken
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.events.model import StoredEvent
 from bridge.events.urgency import URGENT_LIMIT_SECONDS, Now, not_before
 from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox
-from bridge.outbox.queue import Head, Taken, Turn
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
-from bridge.service.holding import HELD_EVENTS, Holding
-from bridge.service.schedule import NOTHING_WAITS, PAGE_EVENTS, Course, Failure, Pace
 from bridge.sinks.base import Sink
 
 log = logging.getLogger(__name__)
 
 NOTICE_WAIT_SECONDS = 5.0  # the status shows one that has waited longer
-IDLE_SECONDS = 10.0  # new events end the wait
+IDLE_SECONDS = 30.0  # new events end the wait
 EXPIRY_SECONDS = 60.0  # an operator may move what is older to a sink
 GONE_SECONDS = 0.1
 RELOAD_SECONDS = 0.5  # between two times that secrets are read, or a token is requested, again
@@ -71,7 +73,7 @@ class Dispatcher:
         batch = HELD_EVENTS if is_digest else min(self.sink.max_batch, PAGE_EVENTS)
         pause_until = -math.inf if is_digest else math.inf
         self._course = Course(max_batch=batch, batch=batch, is_digest=is_digest, pause_until=pause_until)
-        self._queue = self.outbox.queue(self.name)
+        self._queue = Queue(self.name, self.outbox.storage)
         self._interval_seconds = 1 / self.max_per_second if self.max_per_second else 0.0
         self._send_at = -math.inf  # as all times, in steady seconds
         self._health = SinkHealth(self.name, self.clock)
@@ -109,8 +111,8 @@ class Dispatcher:
 
     def status(self, dead_letters: int = 0) -> SinkStatus:
         """Return how the sink is, for the status file; it does not count its dead letters itself."""
-        failures = max(self._course.failures, self._queue.failures())
         backlog, since = self.outbox.backlog(self.name)
+        failures = max(self._course.failures, self._queue.failures() if backlog else 0)
         # What is held, or what a program is busy with, does not wait.
         now, held_until = self.clock.steady(), self._held_until
         waits_from = now if self.sink.is_at_work else max(since or now, held_until)
@@ -135,7 +137,7 @@ class Dispatcher:
         One without a NotBefore, as of a started event, is due since it was published.
         """
         now = self.outbox.now()
-        event = self._queue.notice(now, now.steady - NOTICE_WAIT_SECONDS)
+        event = self._queue.most_urgent_notice(now, now.steady - NOTICE_WAIT_SECONDS)
         if not event:
             return None
         at = not_before(event, now.wall - now.steady + event.stored_at)
@@ -165,7 +167,7 @@ class Dispatcher:
         pace = self._pace(is_failing=self._course.blocked_by is not None)
         if (blocked_until := self._course.blocked_until(pace)) > now.steady:
             return blocked_until, []
-        at, heads = self._course.choose(self._turn(now, pace), now.steady)
+        at, heads = self._course.choose(self._ready(now, pace), now.steady)
         if not heads:
             self._course = self._course.idle(is_empty=at == NOTHING_WAITS)
         return at, heads
@@ -176,25 +178,25 @@ class Dispatcher:
         limit = self._course.limit
         return limit if self._course.is_digest else min(limit, self.sink.max_batch)
 
-    def _turn(self, now: Now, pace: Pace) -> Turn:
-        """Return whose turn it is, and release what is held once something is sent or must not be held."""
+    def _ready(self, now: Now, pace: Pace) -> Ready:
+        """Return what can be sent next, and release what is held once something is sent or must not be held."""
         course, queue = self._course, self._queue
         kinds = course.kinds(now.steady)
-        turn = queue.turn(now, self._limit, **kinds)
-        if (course.blocked_by or pace.is_draining) and not turn.fresh and queue.forgive(now):
-            turn = queue.turn(now, self._limit, **kinds)
+        ready = queue.ready(now, self._limit, **kinds)
+        if (course.blocked_by or pace.is_draining) and not ready.fresh and queue.forgive(now):
+            ready = queue.ready(now, self._limit, **kinds)
         if not self.holding:
-            return turn
-        held_until = min(turn.due_at, course.pause_until)
+            return ready
+        held_until = min(ready.due_at, course.pause_until)
         must_be_sent = pace.is_draining or not course.is_calm or self.outbox.storage_error is not None
         backlog = self.outbox.backlogs()[self.name]
         is_due = must_be_sent or backlog >= HELD_EVENTS or held_until <= now.steady
-        is_sending = turn.fresh or (turn.again and not self.holding.is_digest)
+        is_sending = ready.fresh or (ready.again and not self.holding.is_digest)
         if not (is_sending or is_due):
             self._held_until = -math.inf if queue.failures() else held_until
-            return turn._replace(due_at=held_until if backlog else NOTHING_WAITS)
+            return ready._replace(due_at=held_until if backlog else NOTHING_WAITS)
         self._held_until = min(self._held_until, now.steady)
-        return queue.turn(now, self._limit, **kinds) if queue.release() else turn
+        return queue.ready(now, self._limit, **kinds) if queue.release() else ready
 
     def _deliver(self, taken: Taken) -> None:
         """Send events and note what became of them."""
@@ -218,7 +220,7 @@ class Dispatcher:
         """Dead-letter the oldest event if it is too old; return whether it was."""
         if now.steady < self._expires_at:
             return False
-        event = self._queue.oldest()
+        event = self.outbox.oldest(self.name)
         expires_at = event.stored_at + self.max_age_seconds if event else math.inf
         if event is None or expires_at >= now.steady:
             self._expires_at = min(expires_at, now.steady + EXPIRY_SECONDS)

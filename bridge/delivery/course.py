@@ -1,4 +1,4 @@
-"""Decide what one sink is sent next, and what waits after a failure; the rows are in the outbox (outbox/queue)."""
+"""Decide what one sink is sent next, and what waits after a failure; the rows are in the outbox (`queue`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
+from bridge.delivery.queue import Head, Ready
 from bridge.errors import DeliveryError
-from bridge.outbox.queue import Head, Turn
 from bridge.sinks.base import RETRY_BASE_SECONDS
 
 NOTHING_WAITS = math.inf
@@ -91,8 +91,8 @@ class Course:
 
     1. The most urgent event goes first, a retry that is due only if it is more urgent than what was never tried.
     2. An event that fails waits for its retry. First tries are at most 20 a second and retries 4, as far as they
-       fail. After a try that failed it is the turn of what was never tried.
-    3. Without an answer, or if the receiver asks for time, the sink as a whole waits; then it is the turn of what was
+       fail. After a try that failed what was never tried.
+    3. Without an answer, or if the receiver asks for time, the sink as a whole waits; then what was
        never tried, and if there is nothing, all that failed is due.
     4. A batch that fails is followed by one event alone, and then by a quarter of it, which doubles. Retries are in
        a batch only after one that was accepted, or after an outage.
@@ -142,7 +142,7 @@ class Course:
         return max(self.blocked_by.retry_at(pace), self.again_at) if self.blocked_by else -math.inf
 
     def kinds(self, now: float) -> dict[str, Any]:
-        """Return for what it is not too early (see Queue.turn); after the sink has waited as a whole, for all."""
+        """Return for what it is not too early (see Queue.ready); after the sink has waited as a whole, for all."""
         return {
             "may_begin": self.blocked_by is not None or self.begin_at <= now,
             "may_retry": self.blocked_by is not None or self.again_at <= now,
@@ -150,9 +150,9 @@ class Course:
             "since": self.accepted_seq,
         }
 
-    def choose(self, turn: Turn, now: float) -> tuple[float, Sequence[Head]]:
+    def choose(self, ready: Ready, now: float) -> tuple[float, Sequence[Head]]:
         """Return the heads to send now; if there are none, when to ask again, NOTHING_WAITS if no event waits."""
-        fresh, again = turn.fresh, turn.again
+        fresh, again = ready.fresh, ready.again
         is_message = self.is_digest and self.is_calm
         if again and self.may_gather:
             is_message = False
@@ -164,8 +164,8 @@ class Course:
             # one message at first.
             is_soon = fresh[0].lane == 0 and not is_message
             return now, [head for head in fresh if head.lane == 0] if is_soon else fresh
-        kept_back = [at for at in (self.begin_at, self.again_at) if at > now] if turn.is_kept_back else []
-        return min([turn.due_at, *kept_back]), []
+        kept_back = [at for at in (self.begin_at, self.again_at) if at > now] if ready.is_kept_back else []
+        return min([ready.due_at, *kept_back]), []
 
     def is_after_outage(self, now: float) -> bool:
         """Return whether what is accepted now follows an outage; less tells nothing, as a few events may fail."""

@@ -14,11 +14,11 @@ from bridge.contract.status import RelayBus
 from bridge.events.envelope import EXPECTED, event_key, read_event
 from bridge.events.model import StoredEvent
 from bridge.outbox.rows import DONE
+from bridge.process.bridge_events import BridgeEvents
+from bridge.process.parts import Parts
 from bridge.runtime.json import Json
 from bridge.runtime.threads import Stop, report_progress
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
-from bridge.service.bridge_events import BridgeEvents
-from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 

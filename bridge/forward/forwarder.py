@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -20,13 +20,13 @@ from bridge.events.builder import GapCause
 from bridge.events.model import CloudEvent
 from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS, OFF_AFTER_SECONDS
 from bridge.imds.diff import CONTINUOUS_SECONDS, Change, MissingEvent, Observation, Watch, compare
-from bridge.imds.document import Document, ScheduledEvent, parse_document
-from bridge.outbox.rows import ENDED, OCCURRENCE, STATE, UNREAD_WATCH, WATCH
+from bridge.imds.document import Document, parse_document
+from bridge.outbox.rows import AGAIN, OCCURRENCE, STATE, WATCH
+from bridge.process.bridge_events import LISTED_IDS, BridgeEvents
+from bridge.process.parts import Parts
 from bridge.runtime.json import Json
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import RepeatLimit, iso_utc, parse_iso
-from bridge.service.bridge_events import LISTED_IDS, BridgeEvents
-from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 
@@ -58,17 +58,15 @@ class Forwarder:
         self._identity = parts.identity
         self._bridge_events = BridgeEvents(parts.identity)
         self._watch = Watch.load(parts.outbox.record(STATE, WATCH))
-        # What has ended until it is known what only an unread state knows; None from then on.
-        self._ended: set[str] | None = set(parts.outbox.record(STATE, ENDED) or ())
         self._body: bytes | None = None
         self._has_polled = False
         self._reachability = Reachability(parts, settings.poll_seconds)
 
     def run(self) -> None:
-        """Poll until `stop` is set, then once more."""
+        """Poll until `stop` is set or the VM has another name, then once more."""
         self._bridge_events.emit_started()
         due = self._clock.monotonic()
-        while not self._parts.stop.wait(due - self._clock.monotonic()):
+        while not (self._identity.is_renamed or self._parts.stop.wait(due - self._clock.monotonic())):
             wait_seconds = self._poll_and_report()
             now = self._clock.monotonic()
             if wait_seconds is None:
@@ -98,8 +96,6 @@ class Forwarder:
         self._bridge_events.emit_losses(self._begin_again)
         wait_seconds = self.poll()
         self._identity.resolve()
-        if not (self._reachability.outage and self._reachability.outage.since):
-            self._bridge_events.follow_name()
         self._bridge_events.emit_heartbeat(self._open_events)
         return wait_seconds
 
@@ -109,11 +105,9 @@ class Forwarder:
         return {"OpenEventIds": known if len(known) <= LISTED_IDS else None}
 
     def _begin_again(self) -> dict[tuple[str, str], Json]:
-        """Publish again what IMDS shows, and let end what it does not show any more; return the records for it."""
-        unread = Watch.load(self._parts.outbox.record(STATE, UNREAD_WATCH))
-        missing = _missing({**unread.known, **self._watch.known}, self._watch.boot_id)
-        self._watch, self._body, self._ended = Watch(), None, set()
-        return {(STATE, WATCH): "", (STATE, UNREAD_WATCH): Watch(missing=missing).dump(), (STATE, ENDED): []}
+        """Have the next document published as a whole; return the records for it."""
+        self._body = None
+        return {(STATE, AGAIN): True}
 
     def poll(self, *, timeout_seconds: float | None = None) -> float | None:
         """Request the document once and process it.
@@ -157,21 +151,11 @@ class Forwarder:
     # A usable answer
 
     def _process(self, body: bytes, *, may_be_off: bool) -> None:
-        must_join = self._ended is not None and self._parts.outbox.storage_error is None
-        changed = body != self._body or must_join or self._watch.is_due(self._clock.steady())
+        changed = body != self._body or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
-        if document and not self._identity.resolved:
-            self._identity.resolve(at_once=True)
         gap = self._reachability.note_answer()
-        if self._identity.next_vm:
-            if gap.events:  # an outage ends in the name in which it was told
-                self._parts.outbox.commit(gap.events, records=gap.records)
-                gap = gap._replace(events=(), records={})
-            self._bridge_events.follow_name()
         events, records = [*gap.events], {**gap.records}
         if document:
-            if must_join:
-                self._join_unread(document)
             new, changed_records = self._compare(document, gap.seconds, service_was_off=may_be_off)
             events += new
             records |= changed_records
@@ -180,21 +164,6 @@ class Forwarder:
         self._parts.folder.write_last_good(gap.until)
         if document:
             self._body = body
-
-    def _join_unread(self, document: Document) -> None:
-        """Let end what is known only by a state that could not be read when this process, or one before, started."""
-        saved = self._parts.outbox.record(STATE, UNREAD_WATCH)
-        unread = Watch.load(saved)
-        # A first document is published as a whole, also what the state knew of it.
-        present = () if self._watch.document else document.events
-        ended, self._ended = self._ended or set(), None
-        known = {*self._watch.known, *ended, *present}
-        rest = {key: event for key, event in unread.known.items() if key not in known}
-        missing = _missing(rest, unread.boot_id)
-        if saved or ended:
-            self._watch = replace(self._watch, missing={**self._watch.missing, **missing})
-            records = {(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): "", (STATE, ENDED): []}
-            self._parts.outbox.commit([], records=records)
 
     def _parse(self, body: bytes) -> Document:
         try:
@@ -206,7 +175,8 @@ class Forwarder:
         self, document: Document, gap_seconds: float | None, *, service_was_off: bool
     ) -> tuple[list[CloudEvent], dict[tuple[str, str], Any]]:
         """Return the events and records to commit for what differs from the last document."""
-        before = self._watch
+        must_repeat = bool(self._parts.outbox.record(STATE, AGAIN))
+        before = _unshown(self._watch, document) if must_repeat else self._watch
         observation = Observation(
             at=self._clock.steady(),
             wall=self._clock.wall(),
@@ -228,10 +198,8 @@ class Forwarder:
         ids = [event.id for event in scheduled]
         own = [] if is_witness else self._own_events(before, document, ids)
         records: dict[tuple[str, str], Any] = {(STATE, WATCH): watch.dump()}
+        records |= {(STATE, AGAIN): False} if must_repeat else {}
         records |= {(OCCURRENCE, change.fingerprint): count + 1 for change, count in counted}
-        if self._ended is not None:
-            self._ended |= before.known.keys() - watch.known.keys()
-            records[STATE, ENDED] = sorted(self._ended)
         if is_witness:
             records |= self._bridge_events.list_later(ids)
         _log_changes(document, changes)
@@ -371,12 +339,14 @@ class Reachability:
         return self._parts.identity.reporter().recovered(since=since, cause=cause)
 
 
-def _missing(known: Mapping[str, ScheduledEvent], boot_id: str) -> dict[str, MissingEvent]:
-    """Let events end by a restart that the next document does not show; all by their keys."""
-    return {
-        key: MissingEvent(event=event, expires_at=0.0, reason="Restart", boot_id=boot_id)
-        for key, event in known.items()
+def _unshown(watch: Watch, document: Document) -> Watch:
+    """Return a watch that knows only events which a document does not show; they end with it."""
+    missing = {
+        key: MissingEvent(event=event, expires_at=0.0, reason="Restart", boot_id=watch.boot_id)
+        for key, event in watch.known.items()
+        if key not in document.events
     }
+    return Watch(missing=missing)
 
 
 def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:

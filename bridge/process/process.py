@@ -7,31 +7,31 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Thread, Timer
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from bridge import __version__
 from bridge.contract.status import FlowStatus, Status
 from bridge.errors import BridgeError, Incomplete
 from bridge.outbox.sqlite import kept_log
-from bridge.outbox.state_dir import try_to_write
+from bridge.process.parts import Parts
+from bridge.process.trial import Trial
 from bridge.runtime import log as logs
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.threads import Signals, stalled_threads, start_thread
 from bridge.runtime.time import iso_utc
-from bridge.service.parts import Parts
 
 if TYPE_CHECKING:
-    from bridge.service.dispatcher import Dispatcher
+    from bridge.delivery.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 5.0
 FIRST_SECONDS = 1.0
-PRUNE_SECONDS = TRIAL_SECONDS = 60.0
+PRUNE_SECONDS = 60.0
 PROGRESS_SECONDS = 10.0
-# A disk that does not answer for so long takes no notice, either.
-HUNG_SECONDS = 30.0
+# How long a process that ends by itself still delivers.
+HANDOVER_SECONDS = 1.0
 # How long closing the state may take after stop_seconds.
 LAST_SECONDS = 30.0
 _JOIN_SECONDS = 0.02
@@ -73,8 +73,7 @@ class Process:
         self._outbox = parts.outbox
         self._clock = parts.clock
         self._supervisor = Supervisor()
-        self._trial_error: str | None = None
-        self._program_faults: Sequence[str] = ()
+        self._trial = Trial(parts, flow.find_program_faults)
         self._stalled: list[str] = []
         self._dispatchers: list[Dispatcher] = []
 
@@ -94,7 +93,6 @@ class Process:
         self._supervisor.ready()
         # The loops are started first: a notice may be there already.
         loops = [start_thread(name, loop) for name, loop in self._flow.loops.items()]
-        start_thread("trial", self._try_state)
         try:
             self._dispatchers = self._parts.dispatchers()
         except BridgeError:
@@ -103,6 +101,7 @@ class Process:
         senders = [start_thread(f"sink-{one.name}", one.run) for one in self._dispatchers]
         if self._parts.metrics:
             last = self._parts.folder.read_status()
+            self._parts.meter.follow(last is not None and last.running is False)
             self._parts.metrics.start(self._status, self._outbox, (last and last.metrics) or "")
         signal = self._watch_over([*loops, *senders])
         undelivered = self._end(loops, senders, why=signal)
@@ -113,6 +112,7 @@ class Process:
     def _watch_over(self, threads: list[Thread]) -> str | None:
         """Run the periodic tasks until a signal comes or the flow is done (why), or a thread ends (None)."""
         every_seconds: dict[Callable[[], None], float] = {
+            self._trial.look: TICK_SECONDS,
             self._look_after_state: TICK_SECONDS,
             self._outbox.prune: PRUNE_SECONDS,
             self._check_progress: min(PROGRESS_SECONDS, (self._supervisor.watchdog_seconds or math.inf) / 4),
@@ -120,12 +120,15 @@ class Process:
         due_at = dict.fromkeys(every_seconds, -math.inf)
         while all(thread.is_alive() for thread in threads) or self._flow.is_busy():
             try:
-                for task in [task for task, at in due_at.items() if at <= self._clock.monotonic()]:
+                began_at = self._clock.monotonic()
+                due = [task for task, at in due_at.items() if at <= began_at]
+                for task in due:
                     task()
+                now = self._clock.monotonic()  # for all, which are due together again
+                for task in due:
                     is_first, pause_seconds = due_at[task] == -math.inf, every_seconds[task]
                     # The first status is that of a process that has read nothing yet.
-                    pause_seconds = min(FIRST_SECONDS, pause_seconds) if is_first else pause_seconds
-                    due_at[task] = self._clock.monotonic() + pause_seconds
+                    due_at[task] = now + (min(FIRST_SECONDS, pause_seconds) if is_first else pause_seconds)
             except BridgeError as error:  # the state is damaged, which a thread may have found as well
                 log.critical("the process stops: %s", error)
                 return None
@@ -140,11 +143,12 @@ class Process:
     def _end(self, loops: list[Thread], senders: list[Thread], *, why: str | None) -> list[str]:
         """Let the loops end and deliver waiting events within `stop_seconds`; return what is not delivered.
 
-        A second signal ends it at once.
+        A second signal ends it at once. What is stored, a process that ends by itself leaves to its next start.
         """
         log.info("stopping: waiting events are delivered first", extra={"why": why})
         self._supervisor.stopping(self._stop_seconds + LAST_SECONDS)
-        deadline = self._clock.monotonic() + self._stop_seconds
+        can_wait = why is None and self._outbox.storage_error is None
+        deadline = self._clock.monotonic() + (HANDOVER_SECONDS if can_wait else self._stop_seconds)
         self._parts.stop.set()
         for dispatcher in self._dispatchers:
             dispatcher.begin_drain()
@@ -153,7 +157,8 @@ class Process:
             dispatcher.stop_when_drained()
         self._join(senders, deadline)
         left = {name: count for name, count in self._outbox.backlogs().items() if count}
-        self._write_status(self._status(running=False))
+        # A supervisor also stops what hangs: that is no stop by a person.
+        self._write_status(self._status(running=not why or bool(self._stalled)))
         if self._parts.metrics:
             self._parts.metrics.close()
         is_stored = self._outbox.close()
@@ -181,55 +186,12 @@ class Process:
 
     def _look_after_state(self) -> None:
         """Use a state that works again, notice the wall clock's jumps, and show how things are."""
-        self._outbox.recover()
+        self._outbox.recover(may_end=not self._flow.is_busy())  # its programs would end with it
         if jump := self._clock.jump_seconds():
             seconds = round(jump, 1)
             log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})
             self._parts.meter.jumped()
         self._write_status(self._status())
-
-    def _try_state(self) -> None:
-        """Try from the start on whether this process can do what it will need for a notice.
-
-        The state is tried in each minute without events: nothing else shows it then. It holds no lock, and nothing
-        waits for this thread, however slow the disk is.
-        """
-        changes, quiet_seconds = self._outbox.changes, 0.0
-        self._test_programs()
-        while not self._parts.stop.wait(TICK_SECONDS):
-            self._test_programs()
-            before, changes = changes, self._outbox.changes
-            quiet_seconds = quiet_seconds + TICK_SECONDS if changes == before else 0.0
-            if not self._trial_error and quiet_seconds < TRIAL_SECONDS:
-                continue  # a real write or a try has just succeeded
-            quiet_seconds = 0.0
-            folder, error = self._parts.folder.path, None
-            text = f"{folder}: the disk does not answer within {HUNG_SECONDS:.0f} s"
-            hung = Timer(HUNG_SECONDS, self._note_trial, [text])
-            hung.daemon = True
-            hung.start()
-            try:
-                try_to_write(folder)
-            except FileNotFoundError:
-                pass  # the outbox makes the folder again, or has an error of its own
-            except OSError as failure:
-                error = f"{folder}: {failure}"
-            hung.cancel()
-            self._note_trial(error)
-
-    def _test_programs(self) -> None:
-        """Test, with the rights of this process, the programs that it will need."""
-        faults = self._flow.find_program_faults()
-        for fault in faults:
-            if fault not in self._program_faults:
-                log.error("a program cannot be started: %s", fault)
-        self._program_faults = faults
-
-    def _note_trial(self, error: str | None) -> None:
-        if bool(error) != bool(self._trial_error):
-            text = "the state store %s take a notice now"
-            log.error(text, "cannot" if error else "can", extra={"error": error})
-        self._trial_error = error
 
     def _check_progress(self) -> None:
         """Report to the supervisor that the process works, but only while every loop makes progress."""
@@ -252,12 +214,12 @@ class Process:
             pid=os.getpid(),
             running=running,
             written_at=iso_utc(self._clock.now()),
-            storage_error=self._outbox.storage_error or self._trial_error,
+            storage_error=self._outbox.storage_error or self._trial.error,
             metrics=getattr(self._parts.metrics, "address", ""),
             metrics_error=getattr(self._parts.metrics, "error", None),
             kept_log=kept_log(self._parts.folder.database),
             config=self._flow.config,
-            program_faults=self._program_faults,
+            program_faults=self._trial.program_faults,
             identity_error=self._parts.identity.last_error or None,
             left_sinks=self._outbox.left_sinks(),
             sinks={one.name: one.status(dead.get(one.name, 0)) for one in self._dispatchers},
@@ -267,7 +229,7 @@ class Process:
     def _write_status(self, status: Status) -> None:
         """Replace the status file and the supervisor's line."""
         if self._supervisor.is_there:
-            from bridge.service.status import headline  # noqa: PLC0415 - only a supervisor needs it
+            from bridge.process.status import headline  # noqa: PLC0415 - only a supervisor needs it
 
             self._supervisor.report_status(headline(status))
         try:

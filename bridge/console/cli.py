@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import BinaryIO
 
-from bridge.cli.common import FAILED, OK, add_command, complete, load_config, state_folder
+from bridge.arguments import FAILED, OK, add_command, complete, load_config, state_folder
 from bridge.console.archive import export_own, import_events
 from bridge.console.process import DATABASE, open_store, run_console
 from bridge.errors import StateError, UsageError

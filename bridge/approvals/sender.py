@@ -1,4 +1,7 @@
-"""Send an approve command over the bus: for `imds-bridge approve` and for the console."""
+"""Send an approve command over the bus: for `imds-bridge approve` and for the console.
+
+I/O: Service Bus.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from bridge.errors import ImdsError, StateError
 from bridge.events.builder import Reporter
 from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
 from bridge.imds.instance import Vm
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import OWED, STATE, VM
+from bridge.outbox.upkeep import KeptOutbox
 from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,7 @@ SETTLE_PAUSE_SECONDS = 0.5
 # How often instance data is read while some of it is missing, and once it is complete.
 RESOLVE_EVERY_SECONDS = 60.0
 READ_EVERY_SECONDS = 600.0
-# How long an event waits for it, and how often.
-AT_ONCE_SECONDS = 0.2
+# How often it is read while events of the document wait for it.
 AT_ONCE_PAUSE_SECONDS = 0.9
 # How long `listen` waits for it while it runs: a program starts within 1.5 s of its event.
 BESIDE_SECONDS = 1.0
@@ -49,7 +48,7 @@ class VmIdentity:
 
     Attributes:
         vm: in whose name this run publishes; None while that is unknown.
-        next_vm: in whose name the next run will, if instance data names the VM otherwise by now; else None.
+        is_renamed: whether instance data names the VM otherwise by now: this process ends, and the next start has it.
         resolved: whether `vm` is proven: by instance data in this process or, until that differs, in this boot.
         last_error: why something of what every VM has is not known; "" before the first try.
     """
@@ -57,13 +56,13 @@ class VmIdentity:
     role: Role
     _: KW_ONLY
     imds: ImdsClient | None
-    outbox: Outbox
+    outbox: KeptOutbox
     clock: Clock
     boot_id: str = ""
     make_reporter: Callable[..., Reporter] = Reporter
     has_instance_data: bool = True
     vm: Vm | None = field(default=None, init=False)
-    next_vm: Vm | None = field(default=None, init=False)
+    is_renamed: bool = field(default=False, init=False)
     resolved: bool = field(default=False, init=False)
     last_error: str = field(default="", init=False)
     _is_known: bool = field(default=False, init=False)  # instance data has told all of it in this process
@@ -91,34 +90,24 @@ class VmIdentity:
         if self.imds and not is_same_boot:
             while not self._ask() and self.clock.monotonic() < last_try_at and not wait(SETTLE_PAUSE_SECONDS):
                 pass
-        if self.next_vm:  # nothing is published in the other name yet
-            self._name_run(self.next_vm)
         self._pause_seconds = READ_EVERY_SECONDS if self._is_known else float(is_same_boot)
 
     def resolve(self, *, at_once: bool = False) -> None:
         """Request instance data: soon, and then every minute, while some is missing, else every ten minutes.
 
         Args:
-            at_once: an event waits for the name, for at most 200 ms.
+            at_once: events of the document wait for it.
 
         Raises:
             StateError: the state is another VM's after all; the next start moves it aside.
         """
         pause_seconds = min(AT_ONCE_PAUSE_SECONDS, self._pause_seconds) if at_once else self._pause_seconds
-        if self.imds and self.clock.monotonic() - self._asked_at >= pause_seconds:
-            is_short, asked_at = at_once and self.role == "forward", self._asked_at
-            long_seconds = BESIDE_SECONDS if self.role == "listen" else INSTANCE_SECONDS
-            self._ask(is_running=True, limit_seconds=AT_ONCE_SECONDS if is_short else long_seconds)
-            if is_short and not self._is_known:
-                self._asked_at = asked_at  # it does not take the place of one that waits longer
+        is_due = self.clock.monotonic() - self._asked_at >= pause_seconds
+        if self.imds and is_due and not self.is_renamed:
+            limit_seconds = BESIDE_SECONDS if self.role == "listen" else INSTANCE_SECONDS
+            self._ask(is_running=True, limit_seconds=limit_seconds)
             again = 1.0 if at_once else min(RESOLVE_EVERY_SECONDS, max(1.0, 2 * self._pause_seconds))
             self._pause_seconds = READ_EVERY_SECONDS if self._is_known else again
-
-    def begin_run(self) -> None:
-        """Begin the run in the name of `next_vm`, after the last event of the one before."""
-        assert self.next_vm is not None  # noqa: S101 - the caller has checked it
-        self.outbox.begin_run()
-        self._name_run(self.next_vm)
 
     def _ask(self, *, is_running: bool = False, limit_seconds: float = INSTANCE_SECONDS) -> bool:
         """Request instance data once, and compare it with what is known; return whether it is as complete."""
@@ -147,16 +136,21 @@ class VmIdentity:
                 extra={"kept_as": str(target), "was": was, "is": vm.vm_id},
             )
             self.vm = None
-        known, missing = self.next_vm or self.vm, vm.missing if self.has_instance_data else []
+        known, missing = self.vm, vm.missing if self.has_instance_data else []
         self._note(f"instance data lacks {', '.join(missing)}" if missing else "")
         self._is_known |= not missing
         if known and len(missing) > len(known.missing):
-            self.resolved |= known is self.vm and vm.name.lower() == known.name.lower()
+            self.resolved |= vm.name.lower() == known.name.lower()
             return False
-        same = vm.named_as(self.vm) if self.vm else None
-        self.next_vm = None if same else vm
-        if same:
-            self._name_run(same)
+        same = vm.named_as(known) if known else None
+        if is_running and not same:
+            self.is_renamed = True
+            self._keep(vm)
+            text = "instance data names this VM %s: the process ends, and the next start publishes as that"
+            log.warning(text, vm.name)
+            return True
+        self.vm, self.resolved = same or vm, True
+        self._keep(self.vm)
         return True
 
     def _note(self, error: str) -> None:
@@ -166,8 +160,7 @@ class VmIdentity:
         if error and self._log_limit.is_due(error):
             log.warning("the VM's identity is not available yet: %s", error)
 
-    def _name_run(self, vm: Vm) -> None:
-        self.vm, self.next_vm, self.resolved = vm, None, True
+    def _keep(self, vm: Vm) -> None:
         kept = {"boot_id": self.boot_id, "vm": asdict(vm)}
         if kept != self.outbox.record(STATE, VM):
             self.outbox.commit([], records={(STATE, VM): kept})

@@ -41,11 +41,11 @@ from bridge.contract.types import KNOWN_VALUES, LOSS_REASONS, RECEIPT_REASONS, T
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
 from bridge.imds.document import is_among, read_document
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.sqlite import log_bytes
+from bridge.outbox.upkeep import KeptOutbox
+from bridge.process.status import age_of, find_unready
 from bridge.runtime.threads import progress_ages, stalled_threads
 from bridge.runtime.time import Clock, parse_iso
-from bridge.service.status import age_of, find_unready
 
 log = logging.getLogger(__name__)
 
@@ -86,20 +86,23 @@ class ProcessFigures(ProcessCollector):
         return time.time() - time.monotonic()
 
 
-def describe_process(registry: CollectorRegistry) -> None:
-    """Register which version runs, since when, and what the process uses."""
+def describe_process(registry: CollectorRegistry) -> Gauge:
+    """Register what runs, since when, and what it uses; return whether the run before was stopped."""
     build = Gauge("imds_bridge_build_info", "Always 1.", ["version"], registry=registry)
     build.labels(__version__).set(1)
     text = "When the process started, in seconds since 1970."
     Gauge("imds_bridge_start_time_seconds", text, registry=registry).set_to_current_time()
     ProcessFigures(registry=registry)
+    text = "1 if the run before was stopped, 0 if it failed or was killed, or there was none."
+    return Gauge("imds_bridge_previous_run_stopped", text, registry=registry)
 
 
 class Meter:
     """Counts what happens; every series that is known beforehand starts at zero. Any thread may call it.
 
     `approved` counts the seconds from a command's arrival to IMDS's answer to its POST, `unprepared` an event of this
-    VM that started although a rule's program had not succeeded, `jumped` a jump of the wall clock.
+    VM that started although a rule's program had not succeeded, `jumped` a jump of the wall clock; `follow` notes
+    whether the run before this one was stopped.
     """
 
     def __init__(self, registry: CollectorRegistry, sinks: Iterable[str]) -> None:
@@ -126,7 +129,7 @@ class Meter:
         self._polls = counter("polls_total", "Requests to IMDS, by result.", result=POLL_RESULTS)
         self._poll_seconds = histogram("poll_duration_seconds", "How long IMDS took.", _REQUEST_SECONDS)
         self._changes = counter("changes_total", "Changes of Scheduled Events, by kind.", kind=CHANGES)
-        text = "From the first sight of an event to its NotBefore."
+        text = "From the first sight of an event of this VM to its NotBefore."
         self._notices = histogram("notice_seconds", text, _NOTICE_SECONDS, type=_EVENT_TYPES)
         text = "Attempts to deliver an event."
         self._sent = counter("deliveries_total", text, sink=sinks, result=SENT_RESULTS)
@@ -153,7 +156,7 @@ class Meter:
         self._recovered = counter("recovered_total", text, result=PREPARED_RESULTS)
         text = "Jumps of the wall clock by more than a minute."
         self.jumped = counter("clock_jumps_total", text).inc
-        describe_process(registry)
+        self.follow = describe_process(registry).set
 
     @contextmanager
     def polling(self) -> Iterator[None]:
@@ -178,7 +181,8 @@ class Meter:
         family, _, kind = event_type.partition(".")
         if family == "scheduledevent":
             self._changes.labels(kind).inc()
-            if kind == "scheduled" and data.get("NoticeSeconds") is not None:
+            is_other = data.get("AffectsThisVm") is False
+            if kind == "scheduled" and not is_other and data.get("NoticeSeconds") is not None:
                 event_type = _known(data.get("EventType"), _EVENT_TYPES)
                 self._notices.labels(event_type).observe(data["NoticeSeconds"])
         elif family == "approval" and kind.capitalize() in RECEIPT_REASONS:
@@ -210,7 +214,7 @@ class Meter:
 class StatusCollector(Collector):
     """Reads from the status, at each scrape, how things are."""
 
-    def __init__(self, status: Callable[[], Status], outbox: Outbox, clock: Clock) -> None:
+    def __init__(self, status: Callable[[], Status], outbox: KeptOutbox, clock: Clock) -> None:
         """Prepare to read.
 
         Args:
@@ -356,7 +360,7 @@ class MetricsServer:
         """The address and port in use, "" if there is none."""
         return f"{self.listen.rpartition(':')[0]}:{self.port}" if self._server else ""
 
-    def start(self, status: Callable[[], Status], outbox: Outbox | None = None, last: str = "") -> None:
+    def start(self, status: Callable[[], Status], outbox: KeptOutbox | None = None, last: str = "") -> None:
         """Serve until `close`; if the address cannot be used, only note and log that: events matter more.
 
         Args:

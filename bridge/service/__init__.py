@@ -1,1 +1,0 @@
-"""The long-running processes: composition, loops and status."""
