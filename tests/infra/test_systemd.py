@@ -18,12 +18,9 @@ import yaml
 from bridge.cli.main import COMMANDS
 from bridge.config.loader import load
 from bridge.runtime.threads import STALL_SECONDS
-from tests.support.cli import Call
-from tests.support.imds_lab import ImdsLab
-from tests.support.inbox import Inbox
 from tests.support.only import only
 from tests.support.paths import ROOT
-from tests.support.process import completed, environment, run, toml
+from tests.support.process import completed, environment, run
 from tests.support.programs import tool
 
 FOLDER = ROOT / "infra" / "systemd"
@@ -301,23 +298,6 @@ def test_uninstalling_keeps_configuration_and_state_and_purging_leaves_nothing(c
 
 
 # --- secrets; `make units` adds a channel as the page says, under a real systemd ---
-
-
-def test_a_secret_where_only_root_can_read_it_fails_the_check(
-    tmp_path: Path, imds: ImdsLab, any_inbox: Inbox, call: Call
-) -> None:
-    etc, units = tmp_path / "etc/imds-bridge", tmp_path / "etc/systemd/system"
-    for folder in (etc, units):
-        folder.mkdir(parents=True)
-    shutil.copy(unit("forward"), units)
-    (etc / "forward.toml").symlink_to("config.toml")
-    (etc / "other-url").write_text(any_inbox.url)
-    sink = {"kind": "webhook", "url_file": str(etc / "other-url")}
-    settings = {"state_dir": str(tmp_path), "imds": {"endpoint": imds.url("web-0")}, "sinks": {"chat": sink}}
-    (etc / "config.toml").write_text(toml(settings))
-    done = call("check", "--config", etc / "config.toml")
-    assert f"imds-bridge-forward.service cannot read {etc}/other-url" in done.out
-    assert done.code == 3
 
 
 def test_a_missing_folder_of_secrets_stops_no_unit() -> None:
