@@ -59,7 +59,7 @@ layers: $(READY)
 windows: $(READY) ## try everything that tests can on Windows' Python under Wine, in about ten minutes; keeps it in ~/.cache
 	@VENV=$(VENV) tests/windows/run
 
-units: $(READY) ## start every unit in its sandbox under a real systemd, and operate them, in under five minutes; needs root, Debian's mmdebstrap
+units: $(READY) ## start every unit in its sandbox under a real systemd of Debian 11, 12 and 13, and operate them, in about five minutes; needs root, Debian's mmdebstrap
 	@$(BIN)/python -m pytest -rs -m units tests/systemd
 
 newcomer: ## run all tests of the last commit on a Debian 12 with the README's packages alone; keeps it in ~/.cache
@@ -77,7 +77,7 @@ soak: $(READY) ## run everything at once under random faults for MINUTES=14, the
 fleet: $(READY) ## run 200 forwarders and 20 listeners through a storm of events, in at most 10 minutes (VMS=200 LISTENERS=20)
 	@$(BIN)/python -m tools.fleet $(if $(VMS),--vms $(VMS)) $(if $(LISTENERS),--listeners $(LISTENERS))
 
-dist: $(RELEASE_READY) ## build sdist, wheel and SBOM into dist/, twice, and check them in a clean environment
+dist: $(RELEASE_READY) ## build sdist, wheel, the release with all wheels, and SBOM into dist/, twice, and check them in a clean environment
 	@VENV=$(VENV) tools/packaging/dist.sh
 
 audit: $(RELEASE_READY) ## look for known vulnerabilities of the locked versions; DRY_RUN=1 needs no network
@@ -91,6 +91,7 @@ lock: $(READY) ## choose new versions; the lock files hold versions, markers and
 	$(COMPILE) --constraint requirements/dev.lock --group release --output-file requirements/release.lock
 	$(COMPILE) --group go --output-file requirements/go.lock
 	$(COMPILE) --constraint requirements/dev.lock --group build --output-file requirements/build.lock
+	echo pip | $(COMPILE) --upgrade --output-file requirements/pip.lock -
 	$(COMPILE) --constraint requirements/dev.lock --extra console --extra lab --group build --output-file requirements/demo.lock pyproject.toml
 
 clean: ## remove generated files

@@ -15,7 +15,7 @@ from bridge import __version__
 from bridge.arguments import FAILED, OK, UNEXPECTED, USAGE, Parser, add_command
 from bridge.config.values import nearest
 from bridge.errors import BridgeError, ConfigError, Incomplete, StateError, UsageError
-from bridge.runtime.text import journal_mark, redact, show
+from bridge.runtime.text import journal_mark, plain, redact, show
 
 DESCRIPTION = """\
 Publish every change of this Azure VM's Scheduled Events as CloudEvents, and lose none of them.
@@ -69,7 +69,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
-    _write_utf8()
+    _show_any_text()
     try:
         if not given:
             build_parser().print_help()
@@ -113,7 +113,7 @@ def _command(given: Sequence[str]) -> str:
 
 def _show_error(*lines: str) -> None:
     mark = journal_mark(sys.stderr)
-    show(*(mark + line for line in lines), stream=sys.stderr)
+    show(*(mark + plain(line) for line in lines), stream=sys.stderr)
 
 
 def _exit_code(error: BridgeError) -> int:
@@ -122,12 +122,12 @@ def _exit_code(error: BridgeError) -> int:
     return FAILED if isinstance(error, StateError | Incomplete) else UNEXPECTED
 
 
-def _write_utf8() -> None:
-    """Write UTF-8 to files and pipes on Windows too, whose code pages lack most characters."""
-    if sys.platform == "win32":
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, TextIOWrapper):
-                stream.reconfigure(encoding="utf-8")
+def _show_any_text() -> None:
+    """Write what an encoding lacks as escapes; UTF-8 on Windows, whose code pages lack most characters."""
+    encoding = "utf-8" if sys.platform == "win32" else None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
 def build_parser(*wanted: str) -> argparse.ArgumentParser:

@@ -62,7 +62,7 @@ def load(path: Path | None, environ: Mapping[str, str], *, with_tables: bool = T
     from_environment = _override(given, environ)
     if not with_tables:
         given = {key: value for key, value in given.items() if not isinstance(value, dict)}
-    _find_secrets(given, path or DEFAULT_PATH)
+    _find_secrets(given, path or DEFAULT_PATH, environ.get("CREDENTIALS_DIRECTORY", ""))
     expected = "expected IMDS_BRIDGE__SECTION__KEY with two underscores, such as IMDS_BRIDGE__SINKS__OPS__URL"
     faults = [f"the environment variable {name}: {expected}" for name in environ if _SINGLE.match(name)]
     parts: dict[str, Any] = {"sinks": _load_sinks(given.pop("sinks", {}), faults)}
@@ -87,8 +87,10 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         fault = f"cannot be read: expected UTF-8 text{hint_of_encoding(error)}"
         raise ConfigError(str(path), [fault]) from None
+    except PermissionError:
+        raise ConfigError(str(path), ["this user may not read it; use sudo, or another file"]) from None
     except OSError as error:
-        raise ConfigError(str(path), [f"cannot be read: {error}"]) from None
+        raise ConfigError(str(path), [f"cannot be read: {error.strerror}"]) from None
     except tomllib.TOMLDecodeError as error:
         hint = next((hint for sign, hint in _TOML_HINTS.items() if sign in str(error)), "")
         raise ConfigError(str(path), [f"is not valid TOML: {error}{hint}"]) from None
@@ -118,18 +120,20 @@ def _override(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, st
     return variables
 
 
-def _find_secrets(table: dict[str, Any], config: Path) -> None:
+def _find_secrets(table: dict[str, Any], config: Path, credentials: str) -> None:
     """Write the full path of each file in the folder of secrets, which may be named without its path.
 
-    A systemd unit gets a copy of each as `secrets_NAME`, beside the copy of its configuration.
+    A systemd unit gets a copy of each as `secrets_NAME`, beside the copy of its configuration; what a drop-in loads
+    is NAME in the folder of its credentials.
     """
     for key, value in table.items():
         if isinstance(value, dict):
-            _find_secrets(value, config)
+            _find_secrets(value, config, credentials)
         elif key.endswith("_file") and isinstance(value, str) and Path(value).parent.name in ("", "secrets"):
             name = Path(value).name
             copies = [config.parent / f"secrets_{name}", config.with_suffix(".secrets") / name]
-            places = [Path(value), *copies, config.parent / "secrets" / name]
+            loaded = [Path(credentials, name)] if credentials else []
+            places = [Path(value), *loaded, *copies, config.parent / "secrets" / name]
             with suppress(ValueError):  # a null byte, which the setting's type refuses
                 table[key] = str(next((place for place in places if os.access(place, os.R_OK)), value))
 

@@ -43,6 +43,8 @@ _PATTERNS = (
     ),
     (re.compile(r"(?i)\b(bearer|sharedaccesskey)\s+[\w.~+/=-]+"), r"\1 ***"),
 )
+# systemd's copies for a unit, and those of older-systemd.conf.
+_COPY = re.compile(r"/run/(?:credentials/imds-bridge-(\w+)\.service|imds-bridge/(\w+))/(config\.|secrets_?)")
 
 
 def printable(value: object, max_characters: int = 1000) -> str:
@@ -126,10 +128,17 @@ def register_token(token: str) -> None:
         _tokens.append(token)
 
 
+def plain(text: str) -> str:
+    """Name the file under /etc of which a unit has a copy, and no numbers of the system's errors."""
+    names = {"config.": "{}.", "secrets_": "{}.secrets/", "secrets": "secrets"}
+    text = re.sub(r"\[Errno \d+\] ", "", text)
+    return _COPY.sub(lambda copy: "/etc/imds-bridge/" + names[copy[3]].format(copy[1] or copy[2]), text)
+
+
 def redact(text: str, *, keep: Collection[str] = ()) -> str:
-    """Replace every registered secret but those to `keep`, URL query and bearer token by ***."""
+    """Replace every registered secret but those to `keep`, URL query and bearer token by ***; be plain."""
     for secret in sorted({*_secrets, *_tokens}.difference(keep), key=len, reverse=True):
         text = text.replace(secret, "***")
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
-    return text
+    return plain(text)

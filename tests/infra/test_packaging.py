@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from bridge import __version__
 from tests.support.paths import ROOT
-from tools.packaging import licences
+from tools.packaging import licences, sbom
 
 BUILD_FILES = (".git_archival.txt", ".gitattributes", ".gitignore", "LICENSE", "README.md", "pyproject.toml")
 
@@ -101,3 +102,13 @@ def test_licences_that_are_missing_or_not_listed_are_refused(
     sbom = tmp_path / "sbom.json"
     sbom.write_text(json.dumps({"components": [{"name": "one", "version": "1", "licenses": given}]}))
     assert licences.main(sbom) == (0 if is_allowed else 1)
+
+
+def test_the_sbom_names_the_file_that_its_components_are_in(tmp_path: Path) -> None:
+    file, written = tmp_path / "imds-bridge-1.2.3.tar", tmp_path / "sbom.json"
+    file.write_bytes(b"")
+    written.write_text('{"components": [], "metadata": {"timestamp": "now"}}')
+    sbom.add(written, file)
+    named = json.loads(written.read_text())["metadata"]
+    assert (named["timestamp"], named["component"]["name"]) == ("now", file.name)
+    assert named["component"]["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256().hexdigest()}]

@@ -18,12 +18,9 @@ import yaml
 from bridge.cli.main import COMMANDS
 from bridge.config.loader import load
 from bridge.runtime.threads import STALL_SECONDS
-from tests.support.cli import Call
-from tests.support.imds_lab import ImdsLab
-from tests.support.inbox import Inbox
 from tests.support.only import only
 from tests.support.paths import ROOT
-from tests.support.process import completed, environment, run, toml
+from tests.support.process import completed, environment, run
 from tests.support.programs import tool
 
 FOLDER = ROOT / "infra" / "systemd"
@@ -90,6 +87,7 @@ def test_a_program_at_the_limit_of_memory_does_not_restart_the_unit() -> None:
 # --- the script's options ---
 
 TEXT = (FOLDER / "install.sh").read_text()
+SYSTEMS = (FOLDER / "systems.txt").read_text()
 
 
 def test_the_usage_lists_the_options_that_are_parsed_and_the_page_names_no_other() -> None:
@@ -178,7 +176,9 @@ def test_what_is_installed_is_found_named_as_it_runs_later_and_only_root_can_rea
     for path in [*home.glob("bin/*"), home / "pyvenv.cfg"]:
         if not path.is_symlink():
             assert str(installed).encode() not in path.read_bytes(), path
-    assert (home / "bin/imds-bridge").read_text().startswith("#!/opt/imds-bridge/bin/python\n")
+    assert (
+        (home / "bin/imds-bridge").read_text().startswith("#!/opt/imds-bridge/bin/python -IXfaulthandler\n")
+    )
     for link in (
         *("bin/imds-bridge", "share/man/man1/imds-bridge.1"),
         *("share/bash-completion/completions/imds-bridge", "share/zsh/site-functions/_imds-bridge"),
@@ -300,23 +300,6 @@ def test_uninstalling_keeps_configuration_and_state_and_purging_leaves_nothing(c
 # --- secrets; `make units` adds a channel as the page says, under a real systemd ---
 
 
-def test_a_secret_where_only_root_can_read_it_fails_the_check(
-    tmp_path: Path, imds: ImdsLab, any_inbox: Inbox, call: Call
-) -> None:
-    etc, units = tmp_path / "etc/imds-bridge", tmp_path / "etc/systemd/system"
-    for folder in (etc, units):
-        folder.mkdir(parents=True)
-    shutil.copy(unit("forward"), units)
-    (etc / "forward.toml").symlink_to("config.toml")
-    (etc / "other-url").write_text(any_inbox.url)
-    sink = {"kind": "webhook", "url_file": str(etc / "other-url")}
-    settings = {"state_dir": str(tmp_path), "imds": {"endpoint": imds.url("web-0")}, "sinks": {"chat": sink}}
-    (etc / "config.toml").write_text(toml(settings))
-    done = call("check", "--config", etc / "config.toml")
-    assert f"imds-bridge-forward.service cannot read {etc}/other-url" in done.out
-    assert done.code == 3
-
-
 def test_a_missing_folder_of_secrets_stops_no_unit() -> None:
     """By systemd.exec(5), what SetCredential has is taken if LoadCredential finds nothing."""
     assert "LoadCredential=secrets:/etc/imds-bridge/forward.secrets\n" in unit("forward").read_text()
@@ -337,22 +320,125 @@ def test_a_dry_run_of_an_installation_changes_nothing(tmp_path: Path) -> None:
         ("--wheel", "--wheel needs a value"),
         ("--wheel /nowhere.whl", "--wheel: there is no file /nowhere.whl"),
         ("--root /nowhere", "--root: there is no folder /nowhere"),
-        ("--root /proc --start listen", "--start: nothing runs in /proc"),
+        ("--root /proc --start listen", "--start and --manage: not with --root, where nothing runs"),
+        ("--root /proc --manage shop.service", "--start and --manage: not with --root, where nothing runs"),
+        ("--manage shop", "--manage: given shop, expected a unit such as shop.service"),
+        ("--manage shop.service'+'", "expected a unit such as shop.service"),
+        ("--uninstall --manage shop.service", "--uninstall: not with --wheel, --start or --manage"),
         ("--purge", "--purge: only with --uninstall"),
-        ("--rollback --start listen", "--rollback: neither with --wheel nor with --start"),
+        ("--rollback --start listen", "--rollback: not with --wheel, --start or --manage"),
         ("--instal", "unknown option --instal"),
-        ("--dry-run", "systemd 252 or newer; here it is 251"),
+        ("--dry-run", "systemd 247 or newer; here it is 246"),
     ],
 )
 def test_what_cannot_be_installed_is_named_and_nothing_is_done(
     tmp_path: Path, arguments: str, fault: str
 ) -> None:
     systemctl = tmp_path / "systemctl"
-    systemctl.write_text("#!/bin/sh\necho 'systemd 251 (251.4-1ubuntu7)'\n")
+    systemctl.write_text("#!/bin/sh\necho 'systemd 246 (246.15)'\n")
     systemctl.chmod(0o755)
     done = do("env", f"PATH={tmp_path}:{os.environ['PATH']}", FOLDER / "install.sh", *arguments.split())
     assert done.returncode == 2
     assert fault in done.stderr
+
+
+def test_the_page_lists_the_systems_and_the_versions_that_install_sh_goes_by() -> None:
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in SYSTEMS.splitlines() if not line.startswith("#")]
+    shown = re.findall(r"^\| (.*) \|$", page.partition("## Systems")[2].partition("\n## ")[0], re.MULTILINE)
+    expected = [(name, command, tried) for _, name, command, _, tried in rows if name != "others"]
+    told = [line.split(" | ") for line in shown[2:]]
+    assert [(name, command.strip("`"), tried) for name, command, tried in told] == expected
+    limit = dict(re.findall(r"\b(\w+)=([\d.]+)", TEXT.partition("oldest_python")[2].partition("home=")[0]))
+    limit["oldest_python"] = only(re.findall(r"oldest_python=([\d.]+)", TEXT))
+    needed = "systemd {oldest_systemd}, SQLite {oldest_sqlite} and Python {oldest_python} to {newest_python}"
+    assert needed.format(**limit) in page
+    assert f"Below systemd {limit['with_credentials']} it adds" in page
+    assert f"polkit before 0.{limit['oldest_polkit']} " in page
+    minors = only(re.findall(r"for minor in ([\d ]+);", (ROOT / "tools/packaging/release.sh").read_text()))
+    assert [f"3.{minor}" for minor in (minors.split()[0], minors.split()[-1])] == [
+        limit["oldest_python"],
+        limit["newest_python"],
+    ]
+
+
+PIP_CONF = """[global]
+user = true
+target = /nowhere
+require-virtualenv = true
+index-url = https://file.example/simple
+extra-index-url = https://one.example/simple
+    https://two.example/simple
+"""
+
+
+def test_of_pips_settings_only_the_index_counts(tmp_path: Path) -> None:
+    """The function is run alone: the index is this machine's in the other tests."""
+    function = re.search(r"^find_index\(\) \{.*?^\}", TEXT, re.MULTILINE | re.DOTALL)
+    assert function
+    (tmp_path / "pip.conf").write_text(PIP_CONF)
+    variables = {
+        "PIP_USER": "1",
+        "PIP_CERT": "/etc/own.crt",
+        "PIP_INDEX_URL": "https://variable.example/simple",
+    }
+    given = {**environment(), **variables, "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
+    script = f"with={sys.executable}\n{function[0]}\nfind_index"
+    found = [*completed("sh", "-c", script, env=given).stdout.split()]
+    assert {
+        "--cert=/etc/own.crt",
+        "--extra-index-url=https://one.example/simple",
+        "--extra-index-url=https://two.example/simple",
+    } <= {*found}
+    assert [one for one in found if one.startswith("--index-url")][-1].endswith("//variable.example/simple")
+    assert not re.search("user|target|virtualenv", " ".join(found))
+
+
+@pytest.mark.parametrize(
+    ("system", "is_release", "command"),
+    [
+        ('ID=debian\nVERSION_ID="12"', False, "apt-get install python3-venv"),
+        ('ID=debian\nVERSION_ID="12"', True, "apt-get install python3"),
+        ('ID=ubuntu\nID_LIKE=debian\nVERSION_ID="22.04"', True, "apt-get install python3.12"),
+        ('ID="rhel"\nVERSION_ID="9.4"', True, "dnf install python3.12"),
+        ('ID="rocky"\nVERSION_ID="8.10"', True, "none: its SQLite is too old"),
+        ('ID=azurelinux\nVERSION_ID="3.0"', True, "tdnf install python3"),
+        ('ID="sles"\nVERSION_ID="15.6"', False, "zypper install python311"),
+        ("ID=debian", False, "apt-get install python3-venv"),
+        ("", False, "apt-get install python3-venv"),
+    ],
+)
+def test_a_missing_python_is_named_with_the_command_that_installs_it_before_anything_is_done(
+    tmp_path: Path, system: str, is_release: bool, command: str
+) -> None:
+    folder = shutil.copytree(FOLDER, tmp_path / "release")
+    (tmp_path / "os-release").write_text(system)
+    (folder / "install.sh").write_text(TEXT.replace("/etc/os-release", str(tmp_path / "os-release")))
+    if is_release:
+        (folder / "wheels").mkdir()
+    (tmp_path / "apt-get").touch(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    done = do("env", f"PATH={path}", "PYTHON=/bin/false", folder / "install.sh", "--root", tree)
+    *_, shown, _ = done.stderr.splitlines()
+    assert (done.returncode, shown.endswith(command)) == (2, True), done
+    assert [*tree.iterdir()] == []
+
+
+def test_a_python_that_is_not_finished_is_used_with_a_warning(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    text = f"""#!/bin/sh
+first=$1 code=$2; shift 2
+exec {sys.executable} "$first" "import sys, collections
+sys.version_info = collections.namedtuple('V', 'major minor micro releaselevel')(3, 11, 0, 'candidate')
+$code" "$@"
+"""
+    python.write_text(text)
+    python.chmod(0o755)
+    done = do("env", f"PYTHON={python}", FOLDER / "install.sh", "--root", tmp_path, "--dry-run")
+    assert done.returncode == 0, done
+    assert "is no finished version" in done.stdout
 
 
 # --- cloud-init and the extension; tests/infra/test_docs.py loads their configurations ---
@@ -388,5 +474,5 @@ def test_cloud_init_and_the_extension_run_a_clean_script_with_an_identity_for_ea
         (tmp_path / "install.sh").write_text(script)
         done = do(tool("shellcheck"), tmp_path / "install.sh")
         assert done.returncode == 0, done.stdout
-        options = re.findall(r"imds-bridge/infra/systemd/install\.sh ([^;\n]*)", script)
+        options = re.findall(r"\bsh (?:release/)?install\.sh ([^;\n]*)", script)
         assert options == ["--start forward --start listen"]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,19 +18,34 @@ from tests.support.paths import ROOT
 from tests.support.process import wait_until
 from tests.support.programs import tool
 
-README_PACKAGES = ("python3-venv", "ca-certificates")
-PACKAGES = ("systemd", "systemd-sysv", "dbus", *README_PACKAGES)
+PACKAGES = ("systemd", "systemd-sysv", "dbus")
 CHECKOUT = ("bridge", "schemas", "infra", "requirements", "tools", "pyproject.toml", "README.md", "LICENSE")
 HOST_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CLAIM = """#!/bin/sh
+[ "$1" != --version ] || {{ echo "systemd {}"; exit; }}
+exec /usr/bin/systemctl "$@"
+"""
+LENT = """#!/bin/sh
+exec /opt/python/ld-linux-x86-64.so.2 --library-path /opt/python --argv0 "$0" /opt/python/python3.11 "$@"
+"""
 COMMAND_SECONDS = 400.0  # an installation on a busy machine
 
 
-def debian() -> Path:
-    """Return the folder of a Debian 12 with systemd; skip if it cannot be made."""
-    tool("mmdebstrap")
-    command = [str(ROOT / "tests/support/debian"), *PACKAGES]
-    return Path(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip())
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A Debian with what install.sh needs of it, the version of systemd that it claims, and whose Python it has."""
+
+    suite: str
+    packages: tuple[str, ...]
+    claimed_systemd: int | None = None
+    borrowed_python: System | None = None  # its own is too old
+
+    def make(self) -> Path:
+        """Return the folder of its files; skip if they cannot be made."""
+        tool("mmdebstrap")
+        command = [str(ROOT / "tests/support/debian"), self.suite, *PACKAGES, *self.packages]
+        return Path(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip())
 
 
 class Machine:
@@ -76,12 +92,25 @@ class Machine:
         file.chmod(mode)
 
 
+def lend_python(donor: Path, root: Path) -> None:
+    """Install the Python 3.11 of another Debian with its own C library and others, as one that was built there."""
+    shutil.copytree(donor / "usr/lib/python3.11", root / "usr/local/lib/python3.11")
+    libraries = root / "opt/python"
+    libraries.mkdir()
+    for library in (donor / "usr/lib/x86_64-linux-gnu").glob("*.so*"):
+        shutil.copy(library, libraries)
+    shutil.copy(donor / "usr/bin/python3.11", libraries)
+    script = root / "usr/local/bin/python3.11"
+    script.write_text(LENT)
+    script.chmod(0o755)
+
+
 @contextmanager
-def booted() -> Iterator[Machine]:
-    """Boot a copy of the root, which has a checkout in /srv/imds-bridge; skip if only root may do that."""
+def booted(system: System) -> Iterator[Machine]:
+    """Boot a copy of a system; skip if only root may do that."""
     if os.getuid():
         pytest.skip("only root can boot systemd in namespaces: sudo make units")
-    kept = debian()
+    kept = system.make()
     with TemporaryDirectory() as folder:
         log = Path(folder, "log")
         with subprocess.Popen([ROOT / "tests/systemd/boot", kept, folder]) as boot:
@@ -89,17 +118,28 @@ def booted() -> Iterator[Machine]:
             try:
                 machine = Machine(Path(f"/proc/{pid}/root"), pid)
                 wait_until(machine.has_booted, describe=log.read_text)
-                _fill(machine.root)
+                if system.borrowed_python:
+                    lend_python(system.borrowed_python.make(), machine.root)
+                if system.claimed_systemd:
+                    machine.write("/usr/local/bin/systemctl", CLAIM.format(system.claimed_systemd), 0o755)
                 yield machine
             finally:
                 os.kill(pid, signal.SIGKILL)  # which ends all that runs in it
                 boot.wait()
 
 
-def _fill(root: Path) -> None:
-    """Copy what the installation needs of this machine, and the checkout to /srv/imds-bridge."""
+def add_host_files(root: Path) -> None:
+    """Copy what an installation from a network needs of this machine."""
     for file in filter(os.path.exists, HOST_FILES):
+        (root / file[1:]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, root / file[1:])
+    with (root / "etc/pip.conf").open("a") as settings:  # which concern other programs
+        settings.write("[install]\nuser = true\ntarget = /srv/foreign\n")
+
+
+def add_checkout(root: Path) -> None:
+    """Copy the checkout to /srv/imds-bridge, and what its installation needs of this machine."""
+    add_host_files(root)
     for name in CHECKOUT:
         source, target = ROOT / name, root / "srv/imds-bridge" / name
         if source.is_dir():

@@ -1,14 +1,16 @@
 """Every unit with its shipped sandbox under a real systemd, and in them what docs/maintenance.md says: `make units`.
 
-The tests are one story of one machine, in the order of this file. Namespaces enforce the sandbox but for what the
-control group would do: the filters of ports and addresses (SocketBindDeny, IPAddressDeny) and of devices need BPF
-there, MemoryMax and TasksMax its controllers. The network is this machine's, so the simulators answer on loopback.
+The tests are one story of one machine, in the order of this file, and its main parts that of others. Namespaces
+enforce the sandbox but for what the control group would do: the filters of ports and addresses (SocketBindDeny,
+IPAddressDeny) and of devices need BPF there, MemoryMax and TasksMax its controllers. The network is this machine's,
+so the simulators answer on loopback.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import textwrap
 import urllib.request
@@ -26,11 +28,27 @@ from tests.support.ports import free_port
 from tests.support.process import toml, wait_until
 from tests.support.relay import SUBSCRIPTION, TOPIC, fleet_bus
 from tests.support.servicebus import ServiceBusLab
-from tests.systemd.machine import Machine, booted
+from tests.systemd.machine import Machine, System, add_checkout, booted
 
 ROLES = ("console", "forward", "listen", "relay")
 PAGE = (ROOT / "docs/maintenance.md").read_text(encoding="utf-8")
-INSTALL = "/srv/imds-bridge/infra/systemd/install.sh"
+CHECKOUT = "/srv/imds-bridge/infra/systemd"
+RELEASE = "/srv/release"
+FOREIGN = {"PIP_USER": "1", "PIP_TARGET": "/srv/foreign", "PYTHONPATH": "/srv/foreign"}
+SYSTEMS = {
+    "Debian 12, a checkout": System(
+        suite="bookworm", packages=("polkitd", "python3-venv", "ca-certificates")
+    ),
+    "Debian 13, a release": System(suite="trixie", packages=("polkitd", "python3")),
+    "Debian 12, a release, as if systemd were 251": System(
+        suite="bookworm", packages=("polkitd", "python3"), claimed_systemd=251
+    ),
+    "Debian 11, a release": System(
+        suite="bullseye",
+        packages=("policykit-1",),
+        borrowed_python=System(suite="bookworm", packages=("polkitd", "python3")),
+    ),
+}
 CONFIG = "/etc/imds-bridge/config.toml"
 # The program of a rule, which tries what the sandbox forbids.
 PROGRAM = """#!/bin/sh
@@ -44,6 +62,9 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="systemd is not there"),
     pytest.mark.timeout(600),  # the first test waits for a new root and the installation
 ]
+everywhere = pytest.mark.parametrize("machine", SYSTEMS, indirect=True, scope="module")
+with_rules = pytest.mark.parametrize("machine", [*SYSTEMS][:3], indirect=True, scope="module")
+once = pytest.mark.parametrize("machine", [*SYSTEMS][:1], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +86,25 @@ def bus() -> Iterator[ServiceBusLab]:
 
 
 @pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
-    with booted() as started:
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    """Return a system with what is to be installed in it."""
+    with booted(SYSTEMS[request.param]) as started:
+        if request.param.endswith("a checkout"):
+            add_checkout(started.root)
+        else:
+            (started.root / RELEASE[1:]).mkdir()
+            command = ["tar", "-xf", request.getfixturevalue("release"), "--strip-components=1"]
+            subprocess.run([*command, "-C", started.root / RELEASE[1:]], check=True)
         yield started
+
+
+def install(machine: Machine, *options: str) -> str:
+    """Install, without a network if it is a release; return what is printed."""
+    if (machine.root / RELEASE[1:]).exists():
+        return machine.do(f"unshare -n {RELEASE}/install.sh {' '.join(options)}")
+    machine.write("/srv/foreign/sitecustomize.py", "raise SystemExit('foreign')\n")
+    machine.write("/srv/foreign/bridge/__init__.py", "raise SystemExit('foreign')\n")
+    return machine.do(f"{CHECKOUT}/install.sh {' '.join(options)}", **FOREIGN)
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +167,11 @@ def works(machine: Machine) -> str:
     return "" if done.returncode else done.stdout
 
 
+@everywhere
 def test_an_installation_ends_with_the_line_that_starts_it_and_check_says_that_nothing_runs(
     machine: Machine, imds: ImdsLab, bus: ServiceBusLab
 ) -> None:
-    *_, last = machine.do(INSTALL).splitlines()
+    *_, last = install(machine).splitlines()
     line = last.partition("boot: ")[2]
     relay = {"connection_string": bus.connection_string, "topic": TOPIC, "subscription": SUBSCRIPTION}
     rule = {"event_type": ["Reboot"], "run": ["/usr/local/bin/drain"], "recover": ["/usr/local/bin/recover"]}
@@ -156,8 +194,10 @@ def test_an_installation_ends_with_the_line_that_starts_it_and_check_says_that_n
     machine.do(line)
     shown = wait_until(lambda: works(machine))
     assert "imds-bridge-forward is enabled and runs" in shown
+    assert machine.do("imds-bridge --version", **FOREIGN).startswith("imds-bridge ")
 
 
+@everywhere
 @pytest.mark.parametrize("role", ROLES)
 def test_a_unit_starts_in_its_sandbox_and_its_metrics_have_what_the_alerts_need(
     machine: Machine, ports: dict[str, int], role: str
@@ -165,7 +205,7 @@ def test_a_unit_starts_in_its_sandbox_and_its_metrics_have_what_the_alerts_need(
     machine.do(f"systemctl enable --now imds-bridge-{role} && systemctl restart imds-bridge-{role}")
     pid = machine.show(role, "MainPID")
     shown = dict(line.split(":", 1) for line in machine.do(f"cat /proc/{pid}/status").splitlines())
-    sandbox = {"NoNewPrivs": "1", "Seccomp": "2", "CapEff": "0" * 16}
+    sandbox = {"NoNewPrivs": "1", "Seccomp": "2", "CapEff": "0" * 16, "Umask": "0077"}
     assert {name: shown[name].strip() for name in sandbox} == sandbox
     assert shown["Uid"].split()[0] != "0"
     inside = f"nsenter -t {pid} -m --"
@@ -174,10 +214,14 @@ def test_a_unit_starts_in_its_sandbox_and_its_metrics_have_what_the_alerts_need(
     found = wait_until(lambda: metrics(ports[role]), describe=lambda: errors(machine, role))
     needed = ("imds_bridge_start_time_seconds", "process_resident_memory_bytes", "process_cpu_seconds_total")
     assert [name for name in needed if not re.search(rf"(?m)^{name} [1-9]|^{name} 0\.", found)] == []
+    machine.do(
+        f"test -s /var/lib/private/imds-bridge/{role}/{'console' if role == 'console' else 'outbox'}.db"
+    )
     said = machine.do(f"imds-bridge status --role {role} || true")
     assert f"imds-bridge-{role} is enabled and runs\n" in said
 
 
+@everywhere
 def test_a_channel_is_added(machine: Machine, imds: ImdsLab, inbox: Inbox) -> None:
     section = re.sub(r"(?s)```.*?```", "", PAGE.partition("## Add a channel\n")[2].partition("\n## ")[0])
     first, *commands = re.findall(r"`((?:\(umask|imds-bridge |systemctl ).*?)`", section)
@@ -191,22 +235,49 @@ def test_a_channel_is_added(machine: Machine, imds: ImdsLab, inbox: Inbox) -> No
     wait_for_event(inbox, announce(imds))
 
 
+@everywhere
 def test_a_secret_is_rotated(machine: Machine, imds: ImdsLab, inbox: Inbox) -> None:
     lines = block("## Rotating secrets", "sh").replace("ops-url", "chat-url")
     machine.do(lines, NEW=f"{inbox.url}/new")
     wait_for_event(inbox, announce(imds), path="/new")
 
 
+@everywhere
 def test_a_vm_is_drained_approved_and_put_back(machine: Machine, imds: ImdsLab, inbox: Inbox) -> None:
     event = announce(imds, "Reboot")
     wait_for_event(inbox, event, "approval.accepted")
-    assert [one.event_id for one in imds.approvals] == [event]
+    assert [one.event_id for one in imds.approvals][-1] == event
     imds.complete(event)
     wait_for_event(inbox, event, "approval.recovered")
     wait_until(lambda: status(machine, "listen")["out_of_work"] == [])
     machine.do("test ! -e /etc/outside -a ! -e /tmp/inside")
 
 
+@pytest.mark.parametrize("machine", [*SYSTEMS][3:], indirect=True, scope="module")
+def test_a_polkit_without_rules_for_units_is_refused_before_anything_is_done(machine: Machine) -> None:
+    done = machine.try_to_do(f"{RELEASE}/install.sh --manage shop.service")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--manage needs polkit 0.106 or newer" in done.stderr
+    assert "here it is 0.105" in done.stderr
+
+
+@with_rules
+def test_the_programs_of_listen_start_and_stop_the_units_that_they_may_manage_and_no_others(
+    machine: Machine,
+) -> None:
+    for name in ("shop", "other"):
+        machine.write(f"/etc/systemd/system/{name}.service", "[Service]\nExecStart=sleep infinity\n")
+    install(machine, "--manage shop.service")
+    machine.wait_until_active("listen")
+    program = "systemd-run --quiet --pipe --wait -p User=imds-bridge-listen systemctl"
+    for action, state in (("start", "active"), ("restart", "active"), ("stop", "inactive")):
+        machine.do(f"{program} {action} shop.service")
+        assert machine.try_to_do("systemctl is-active shop.service").stdout == f"{state}\n"
+    for refused in ("start other.service", "set-property shop.service CPUWeight=1", "daemon-reload"):
+        assert machine.try_to_do(f"{program} {refused}").returncode
+
+
+@once
 def test_a_wrong_configuration_is_an_error_of_the_journal_and_starts_once_it_is_right(
     machine: Machine,
 ) -> None:
@@ -214,11 +285,13 @@ def test_a_wrong_configuration_is_an_error_of_the_journal_and_starts_once_it_is_
     machine.do(f"cp -p {CONFIG} /srv/right.toml && echo '[nonsense]' >> {CONFIG}")
     assert machine.try_to_do("systemctl restart imds-bridge-forward").returncode
     wait_until(lambda: "nonsense" in errors(machine, "forward"))
+    assert "/etc/imds-bridge/forward.toml: 1 error" in errors(machine, "forward")
     wait_until(lambda: "does not run (auto-restart)" in machine.try_to_do("imds-bridge status").stdout)
     machine.do(f"cp -p /srv/right.toml {CONFIG}")
     machine.wait_until_active("forward")
 
 
+@once
 def test_a_process_that_is_stopped_by_sigstop_is_restarted_by_the_watchdog(machine: Machine) -> None:
     drop_in = "/run/systemd/system/imds-bridge-forward.service.d/watchdog.conf"
     machine.do(f"mkdir -p {drop_in.rpartition('/')[0]} && printf '[Service]\\nWatchdogSec=8\\n' > {drop_in}")
@@ -231,6 +304,7 @@ def test_a_process_that_is_stopped_by_sigstop_is_restarted_by_the_watchdog(machi
     machine.do(f"rm {drop_in} && systemctl daemon-reload && systemctl restart imds-bridge-forward")
 
 
+@once
 def test_a_full_disk_keeps_no_notice_from_its_receiver_and_ends(
     machine: Machine, imds: ImdsLab, inbox: Inbox, ports: dict[str, int]
 ) -> None:
@@ -247,10 +321,13 @@ def test_a_full_disk_keeps_no_notice_from_its_receiver_and_ends(
     machine.do(f"systemctl stop imds-bridge-forward && umount {disk} && systemctl start imds-bridge-forward")
 
 
+@once
 def test_an_upgrade_and_a_rollback_send_what_waits_and_keep_the_units_running(
     machine: Machine, imds: ImdsLab, inbox: Inbox
 ) -> None:
-    for number, command in enumerate((INSTALL, "/opt/imds-bridge/systemd/install.sh --rollback")):
+    for number, command in enumerate(
+        (f"{CHECKOUT}/install.sh", "/opt/imds-bridge/systemd/install.sh --rollback")
+    ):
         before = {role: machine.show(role, "MainPID") for role in ROLES}
         inbox.fault(503, count=None)
         event = announce(imds)
@@ -267,8 +344,10 @@ def test_an_upgrade_and_a_rollback_send_what_waits_and_keep_the_units_running(
         wait_for_event(inbox, event, path="/new")
 
 
+@everywhere
 def test_nothing_is_left_after_an_uninstallation(machine: Machine) -> None:
     machine.do("/opt/imds-bridge/systemd/install.sh --uninstall --purge")
+    assert machine.try_to_do("getent passwd imds-bridge-listen").returncode
     assert machine.do("systemctl list-unit-files --no-legend 'imds-bridge-*' || true") == ""
     found = machine.do("find / -xdev -name '*imds-bridge*' -not -path '/srv/*' -not -path '/proc/*'")
     assert found.split() == []

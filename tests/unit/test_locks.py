@@ -11,8 +11,8 @@ import pytest
 from tests.support.paths import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-ALL, RUNTIME, BUILD, DEMO, RELEASE = (
-    f"requirements/{name}.lock" for name in ("dev", "runtime", "build", "demo", "release")
+ALL, RUNTIME, BUILD, DEMO, RELEASE, PIP = (
+    f"requirements/{name}.lock" for name in ("dev", "runtime", "build", "demo", "release", "pip")
 )
 FOR_TESTS_ONLY = {"azure-functions", "hypothesis", "mypy", "pytest", "ruff", "testcontainers"}
 
@@ -36,7 +36,7 @@ def normalized(requirements: list[str]) -> set[str]:
     return {re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", line)[0]).lower() for line in requirements}
 
 
-@pytest.mark.parametrize("lock", [ALL, RUNTIME, BUILD, DEMO, RELEASE])
+@pytest.mark.parametrize("lock", [ALL, RUNTIME, BUILD, DEMO, RELEASE, PIP])
 def test_every_entry_has_a_version_and_hashes_and_no_address(lock: str) -> None:
     line = r"[a-z0-9.-]+==[\w.]+( ; [^\\]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+"
     assert [entry for entry in entries(lock) if not re.fullmatch(line, entry)] == []
@@ -52,6 +52,14 @@ def test_the_runtime_has_every_dependency_and_no_tool() -> None:
     wanted = [*project["dependencies"], *project["optional-dependencies"]["websocket"]]
     assert normalized(wanted) <= names(RUNTIME)
     assert not {*FOR_TESTS_ONLY, "hatchling", "python-qpid-proton"} & names(RUNTIME)
+
+
+def test_the_runtime_is_the_same_for_each_python_for_which_a_release_has_wheels() -> None:
+    """`pip download` judges markers by the Python that runs it."""
+    markers = {entry.partition(" ; ")[2].partition(" \\")[0] for entry in entries(RUNTIME)}
+    assert [
+        marker for marker in markers if re.search(r"python_(full_)?version|platform_machine", marker)
+    ] == []
 
 
 def test_the_build_has_the_backend_and_nothing_of_the_runtime() -> None:

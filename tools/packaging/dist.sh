@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Build the release files into dist/ and check them (make dist).
 #
-# The sdist is built from the checkout, the wheel from the sdist, and both again from the unpacked sdist in another folder,
-# umask and time zone: they must be the same, byte for byte. The wheel is installed with the versions of the runtime lock
+# The sdist is built from the checkout, the wheel from the sdist, the release with all wheels by release.sh, and all again
+# from the unpacked sdist in another folder, umask and time zone: they must be the same, byte for byte. The wheel is installed with the versions of the runtime lock
 # into a new environment, where the demo without a Service Bus must pass, with no other program on PATH. Its packages
 # become the SBOM, and their licences must be on the list of licences.py. Only then are the files moved to dist/.
 set -euo pipefail
@@ -21,10 +21,12 @@ build "$scratch/first" .
 mkdir "$scratch/elsewhere"
 tar --extract --file "$scratch"/first/*.tar.gz --directory "$scratch/elsewhere"
 (umask 077; TZ=Asia/Tokyo LC_ALL=C build "$scratch/second" "$scratch"/elsewhere/*)
-diff --recursive "$scratch/first" "$scratch/second" || fail "the second build differs"
 wheel=$(basename "$scratch"/first/*.whl)
+tools/packaging/release.sh "$scratch/first/$wheel" "$scratch/first"
+(umask 077; TZ=Asia/Tokyo LC_ALL=C VENV=$bin/.. bash "$scratch"/elsewhere/*/tools/packaging/release.sh "$scratch/second/$wheel" "$scratch/second")
+diff --recursive "$scratch/first" "$scratch/second" || fail "the second build differs"
 version=$(cut --delimiter=- --fields=2 <<<"$wheel")
-"$bin/twine" check --strict "$scratch"/first/*
+"$bin/twine" check --strict "$scratch"/first/*.{tar.gz,whl}
 "$bin/check-wheel-contents" "$scratch/first/$wheel"
 
 new=$scratch/environment
@@ -42,9 +44,11 @@ done
 [ -s "$new/share/man/man1/imds-bridge.1" ] || fail "there is no man page"
 alone imds-bridge demo --no-bus --fast | tail -n 1
 
+pip --require-hashes --only-binary :all: --requirement requirements/pip.lock # which a release has, too
 sbom=$scratch/first/imds-bridge.cdx.json
 "$bin/cyclonedx-py" environment --output-reproducible --output-file "$sbom" "$new/bin/python" 2>/dev/null
 "$bin/python" -m tools.packaging.licences "$sbom"
+"$bin/python" -m tools.packaging.sbom "$sbom" "$scratch"/first/*.tar
 rm -rf dist
 mkdir dist
 cp "$scratch"/first/* dist

@@ -12,10 +12,12 @@ import pytest
 
 from bridge import __version__
 from bridge.cli.main import COMMANDS
+from bridge.events.filters import Filter
 from bridge.runtime.text import register_secret
 from tests.support.cli import Call, Cli
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
+from tests.support.outbox import OTHER_TYPE, event, open_outbox
 from tests.support.paths import ROOT
 from tests.support.process import COMMAND, LIMIT_SECONDS, environment, run, toml
 
@@ -168,6 +170,28 @@ def test_a_closed_output_pipe_is_not_an_error(cli: Cli) -> None:
         _, errors = process.communicate(timeout=LIMIT_SECONDS)
     assert b"Traceback" not in errors
     assert b"Exception" not in errors
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "iso8859-5"])
+@pytest.mark.parametrize(
+    "command", ["outbox list --dead", "outbox list --json", "explain one", "render", "status"]
+)
+def test_a_receivers_answer_in_another_alphabet_is_shown_with_any_encoding(
+    cli: Cli, command: str, encoding: str
+) -> None:
+    text = "отказано \u6771 \u20ac"
+    cli.sinks(ops={"kind": "webhook", "url": "http://127.0.0.1:9"}, other={"kind": "stdout"})
+    outbox = open_outbox(cli.state(), sinks={"ops": (Filter(), True), "other": (Filter(), False)})
+    outbox.commit([event("one", type_=OTHER_TYPE)])
+    outbox.acknowledge("ops", outbox.pending("ops", 1), dead=("rejected", text))
+    outbox.close()
+    given = environment({"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
+    arguments = [*COMMAND, *command.split(), "--config", str(cli.config)]
+    done = subprocess.run(arguments, env=given, capture_output=True, check=False)
+    assert done.returncode != 1, done.stderr
+    assert b"Traceback" not in done.stderr
+    if command == "outbox list --dead":
+        assert text.encode(encoding, "backslashreplace") in done.stdout
 
 
 def test_an_unexpected_error_is_shown_without_secrets_and_control_characters(

@@ -470,6 +470,18 @@ def test_a_file_given_with_config_must_exist_and_be_valid_toml(
     assert raised.value.source == str(path)
 
 
+def test_a_file_that_the_user_may_not_read_is_named_without_a_number_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path / "config.toml", {})
+    assert raised.value.faults == ["this user may not read it; use sudo, or another file"]
+
+
 def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path, {})

@@ -89,6 +89,19 @@ def test_a_secret_is_found_beside_the_configuration_and_among_systemds_copies(
     assert sink.model_dump()["url"]["file"] == etc / found
 
 
+@pytest.mark.parametrize("given", ["ops-url", "/etc/imds-bridge/secrets/ops-url"])
+def test_what_a_drop_in_loads_comes_before_the_folder_wherever_the_configuration_is(
+    etc: Path, given: str
+) -> None:
+    credentials = etc.parent / "credentials"
+    credentials.mkdir()
+    (etc / "config.toml").write_text(webhook(url=None, url_file=given))
+    for folder, place in ((etc, "secrets_ops-url"), (credentials, "ops-url")):
+        (folder / place).write_text("https://example.org/hook")
+        sink = only(load(etc / "config.toml", {"CREDENTIALS_DIRECTORY": str(credentials)}).sinks.values())
+        assert sink.model_dump()["url"]["file"] == folder / place
+
+
 @pytest.mark.parametrize("given", ["missing", "/etc/elsewhere/ops-url", "a\0b"])
 def test_another_name_stays_as_it_is_given(etc: Path, given: str) -> None:
     (etc / "config.toml").write_text(webhook(url=None, url_file=given))

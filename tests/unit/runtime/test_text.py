@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bridge.formats.text import table
 from bridge.runtime.json import BoundedDecoder, read_object
-from bridge.runtime.text import escape, one_line, show
+from bridge.runtime.text import escape, one_line, plain, redact, show
 from tests.support.diff import json_values, steady
 
 
@@ -53,6 +53,22 @@ def test_what_another_says_is_one_line_without_secrets() -> None:
     said = "\x1b[31mno\n\n https://host/path?sig=1\t" + "x" * 1_000
     assert one_line(said) == "[31mno https://host/path?*** " + "x" * 471
     assert one_line(said, 5) == "[31mn"
+
+
+@pytest.mark.parametrize("folder", ["credentials/imds-bridge-listen.service", "imds-bridge/listen"])
+def test_a_unit_names_the_files_of_which_it_has_copies(folder: str) -> None:
+    copies = "config.toml secrets_ops-url config.secrets secrets other"
+    given = " ".join(f"/run/{folder}/{name}" for name in copies.split())
+    names = ("listen.toml", "listen.secrets/ops-url", "listen.secrets", "secrets")
+    expected = " ".join(f"/etc/imds-bridge/{name}" for name in names)
+    assert redact(given) == plain(given) == f"{expected} /run/{folder}/other"
+
+
+def test_an_error_of_the_system_has_no_number() -> None:
+    given = PermissionError(
+        13, "Permission denied", "/run/credentials/imds-bridge-forward.service/secrets_url"
+    )
+    assert redact(str(given)) == "Permission denied: '/etc/imds-bridge/forward.secrets/url'"
 
 
 def test_a_line_break_within_a_line_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
