@@ -108,6 +108,10 @@ class Web:
             Route("/fleet", self._fleet),
             Route("/history", self._history),
             Route("/history.csv", self._csv),
+            Route("/away", self._away),
+            Route("/away/undo", partial(self._put_away, self._restored), methods=["POST"]),
+            Route("/away/wave", partial(self._put_away, self._dismissed_wave), methods=["POST"]),
+            *(Route(f"/away/{form}", _to_page) for form in ("undo", "wave")),
             Route("/fleet/forget", partial(self._put_away, self._forgotten), methods=["POST"]),
             Route(event, self._event),
             Route(f"{event}/approve", self._approve, methods=["POST"]),
@@ -160,14 +164,15 @@ class Web:
 
     def _now(self, request: Request) -> Response:
         """Show what is open."""
-        at, wanted = self.clock.wall(), _filter(request)
+        at, wanted, person = self.clock.wall(), _filter(request), request.state.person
         window = request.query_params.get("window", now.DEFAULT_WINDOW)
         window = window if window in now.WINDOWS else now.DEFAULT_WINDOW
         of_place = wanted.only(*rows.OF_PLACE)
         silent = replace(of_place, status="unwatched")
         with self.store.reading() as store:
             dues, types = rows.count_due(store, wanted), rows.count_types(store)
-            found, asked = waves.waves(rows.every_open(store, wanted)), request.query_params.get("wave", "")
+            every, away = rows.every_open(store, wanted), forget.away(store)
+            found, asked = waves.waves(every), request.query_params.get("wave", "")
             opened = waves.wave_of(found, asked) or waves.wave_after(found, rows.find_event(store, asked))
             lines = [waves.Wave((event,)) for event in opened.events] if opened else found
             page = _page_of(request, len(lines))
@@ -180,7 +185,15 @@ class Web:
             unmatched = "VM" if not counts[""] else "event" * bool(filters["unmatched"])
             headline = now.headline(dues, vms=known, is_filtered=bool(wanted), unmatched=unmatched)
             context = {
-                "headline": headline + now.unwatched(counts) + now.clock_fault(rows.notes(store)["ahead"]),
+                "headline": headline
+                + now.unwatched(counts)
+                + now.put_away(rows.count(store, "event_now", forget.coming(away, at) & of_place.of_events()))
+                + now.clock_fault(rows.notes(store)["ahead"]),
+                "turns": now.turns(rows.every_open(store, EVERY) if wanted else every),
+                "away": sum(len(one.events) + len(one.vms) for one in away),
+                "minimum": story.MINIMUM_NOTICE_SECONDS,
+                "may_approve": self.approvals is not None and person.is_approver,
+                "token": self.sessions.token(_session(request), person) if person.is_approver else "",
                 "is_empty": not (everything or shown),
                 "tiles": now.tiles(
                     rows.count_due(store, wanted.only("type", "source", *rows.OF_PLACE)), counts, wanted
@@ -225,6 +238,8 @@ class Web:
                 "figures": figures,
                 "counts": counts,
                 "states": (*fleet.STATES, "unwatched", "outofwork"),
+                "axes": fleet.AXES,
+                "hidden": forget.hidden(store, at),
                 "is_table": is_table,
                 "rows": shown,
                 "paging": page,
@@ -244,7 +259,8 @@ class Web:
             base = {**self._base(store, at), **self._filters(store, EVERY, "/", [])}
             total = rows.count(store, "event", Where("event_id = ? AND event_id <> ''", (event.key,)))
             prepared, ahead = rows.preparations_of(store, event.key), rows.ahead_of(store, event)
-        seen = story.witnesses(shown, reports, vms, prepared, ahead[0])
+            away = [one for one in forget.away(store) if any(other.key == event.key for other in one.events)]
+        seen = story.witnesses(shown, reports, vms, prepared)
         sent = request.query_params.get("sent", "")
         context = {
             **base,
@@ -255,6 +271,7 @@ class Web:
             "others": [one for one in seen if not one.is_affected],
             "ahead": ahead if story.has_turn(event) else None,
             "left_out": total - len(reports),
+            "away": away[0] if away else None,
             "raw": [_raw(report) for report in reports[-MAX_RAW:]],
             "total": total,
             "token": self.sessions.token(_session(request), person),
@@ -265,6 +282,17 @@ class Web:
             "receipts": {one.event.get("causationid") for one in reports if one.kind.startswith("approval.")},
         }
         return self._page(request, "event.html", context)
+
+    def _away(self, request: Request) -> Response:
+        """Show what was put away."""
+        with self.store.reading() as store:
+            context = {
+                "away": forget.away(store),
+                "token": self.sessions.token(_session(request), request.state.person),
+                **self._filters(store, EVERY, "/away", []),
+                **self._base(store, self.clock.wall()),
+            }
+        return self._page(request, "away.html", context)
 
     def _history(self, request: Request) -> Response:
         """Show the figures of the last days."""
@@ -417,6 +445,35 @@ class Web:
         log.warning("event dismissed", extra={"by": person.name, "event_id": event.event_id, "reason": why})
         return [forget.dismissed(event, by=person.name, now=self.clock.wall(), why=why)]
 
+    def _dismissed_wave(self, request: Request, given: Mapping[str, str]) -> list[Received]:
+        """Put the events of a wave away: those that are overdue, or all."""
+        person, why, at = request.state.person, sanitize(given.get("reason", "")), self.clock.wall()
+        with self.store.reading() as store:
+            found = waves.wave_of(
+                waves.waves(rows.every_open(store, _filter(request))), given.get("wave", "")
+            )
+            some = found.events if found else ()
+            keys = [one.key for one in some if one.due == "overdue" or given.get("which") == "all"]
+            events = rows.events_of(store, keys)
+        self.sessions.check(person, request.cookies.get(COOKIE, ""), given)
+        if not why or not events or given.get("confirm", "").strip() != str(len(events)):
+            raise NotApproved("It needs a comment, and the number of the events: the wave may have changed.")
+        ids = [event.event_id for event in events]
+        log.warning("events dismissed", extra={"by": person.name, "event_ids": ids, "reason": why})
+        return [forget.dismissed(event, by=person.name, now=at, why=why) for event in events]
+
+    def _restored(self, request: Request, given: Mapping[str, str]) -> list[Received]:
+        """Bring back what was put away."""
+        person = request.state.person
+        with self.store.reading() as store:
+            found = [one for one in forget.away(store) if one.key == given.get("away")]
+        self.sessions.check(person, request.cookies.get(COOKIE, ""), given)
+        if not found:
+            raise NotApproved("It is back already: read the page again.")
+        ids = [event.event_id for event in found[0].events]
+        log.warning("brought back", extra={"by": person.name, "event_ids": ids})
+        return forget.restored(found[0], by=person.name, now=self.clock.wall())
+
     def _forgotten(self, request: Request, given: Mapping[str, str]) -> list[Received]:
         person = request.state.person
         with self.store.reading() as store:
@@ -425,7 +482,8 @@ class Web:
         if given.get("shown") != forget.digest(vms) or given.get("confirm", "").strip() != str(len(vms)):
             raise NotApproved("The VMs have changed, or this is not their number: read the page again.")
         log.warning("VMs forgotten", extra={"by": person.name, "vms": [vm.name for vm in vms]})
-        return forget.forgotten(vms, by=person.name, now=self.clock.wall())
+        why = sanitize(given.get("reason", ""))
+        return forget.forgotten(vms, by=person.name, now=self.clock.wall(), why=why)
 
     async def _from_form(
         self, request: Request, refusal: str, work: Callable[[Request, Mapping[str, str]], Result]
@@ -500,7 +558,7 @@ class Web:
         return {
             "filter": wanted,
             "path": path,
-            "kept": {name: value for name, value in kept.items() if value not in ("", now.DEFAULT_WINDOW)},
+            "kept": {name: value for name, value in kept.items() if value},
             "types": types,
             "sources": KNOWN_VALUES["EventSource"],
             "group_names": groups,
@@ -661,19 +719,30 @@ def _templates() -> Environment:
     environment.filters |= {
         "text": sanitize,
         "iso": lambda at: iso_utc(datetime.fromtimestamp(at, UTC)),
-        "clock": lambda at: f"{datetime.fromtimestamp(at, UTC):%d %b %H:%M:%S} UTC",
+        "clock": _clock,
         "duration": format_duration,
         "relative": lambda at, at_now: format_relative(at - at_now, exact=at > at_now),
         "css": now.css_class,
         "cell": fleet.cell,
         "describe": fleet.describe,
         "names": now.vm_names,
+        "short_names": now.short_names,
+        "pick": lambda counts, name: counts.get(name, 0),
         "joined": story.write_names,
         "impact": story.impact_text,
         "segment": lambda value, safe="": quote(value, safe=safe),
     }
     environment.globals |= {"static_url": static_url, "app_version": __version__}
     return environment
+
+
+def _clock(at: float, now_at: float | None = None) -> str:
+    """Write a time; beside the present one, without seconds, and of today without the date."""
+    given = datetime.fromtimestamp(at, UTC)
+    if now_at is None:
+        return f"{given:%d %b %H:%M:%S} UTC"
+    is_today = given.date() == datetime.fromtimestamp(now_at, UTC).date()
+    return f"{given:%H:%M} UTC" if is_today else f"{given:%d %b %H:%M} UTC"
 
 
 def _raw(report: ReportRow) -> tuple[str, float, str]:

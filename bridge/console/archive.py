@@ -11,7 +11,15 @@ from operator import attrgetter
 from pathlib import Path
 
 from bridge.console import expected
-from bridge.console.received import DISMISSED, EXPECTED, FORGOTTEN, Received, own_event, read_event
+from bridge.console.received import (
+    DISMISSED,
+    EXPECTED,
+    FORGOTTEN,
+    RESTORED,
+    Received,
+    own_event,
+    read_event,
+)
 from bridge.console.store import VERSION, Store, connect_to_read
 from bridge.console.tables import get_meta
 from bridge.contract.types import TYPE_PREFIX
@@ -26,8 +34,8 @@ SELECT vm.name, resource_id, scale_set, zone, location, tagged.tags
 FROM vm JOIN scope ON scope.id = vm.scope JOIN tagged ON tagged.id = vm.tags WHERE {}
 ORDER BY natural, vm.id
 """
-_NOTES = (FORGOTTEN, DISMISSED)
-_OWN = "SELECT body FROM event WHERE kind IN (?, ?) ORDER BY n"
+_NOTES = (FORGOTTEN, DISMISSED, RESTORED)
+_OWN = "SELECT body FROM event WHERE kind IN (?, ?, ?) ORDER BY n"
 
 
 def import_events(

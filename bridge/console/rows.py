@@ -29,7 +29,7 @@ DUES = ("overdue", "started", "1h", "later", "gone")
 PREPARATIONS = ("unprepared", "failed", "waiting", "prepared")
 UNWATCHED = ("unreachable", "silent", "unknown", "unheard")
 WATCHES = ("watched", *UNWATCHED, "stopped", "gone")
-_INDEXED = "kind NOT IN ('bridge.heartbeat', 'document.changed')"  # the condition of the index by kind
+INDEXED = "kind NOT IN ('bridge.heartbeat', 'document.changed')"  # the condition of the index by kind
 _IN_SCOPE = f"zone, location, min(urgency, iif(watch IN {UNWATCHED}, 5, 9)), natural, folded, resource_id"
 _PAGE = files("bridge.console").joinpath("page.sql").read_text("utf-8")
 _BY_PLACE = f'ORDER BY "group", subscription, scope, {_IN_SCOPE}'
@@ -94,6 +94,9 @@ class OpenRow(NamedTuple):
     duration_seconds: int | None
     prepared: int | None
     resources: str
+    notice_seconds: float | None = None
+    approval: str = ""
+    scope: str = ""
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -411,18 +414,19 @@ def preparations_of(store: sqlite3.Connection, key: str) -> dict[str, tuple[str,
     return {folded: (state, detail) for folded, state, detail in store.execute(query, (key,))}
 
 
-def ahead_of(store: sqlite3.Connection, event: EventRow) -> tuple[int, int]:
-    """Count what comes before an event in the order of turns: events that take turns, and the VMs that they name.
+def ahead_of(store: sqlite3.Connection, event: EventRow) -> tuple[int, int, float | None]:
+    """Count what comes before an event in the order of turns: events, their VMs, and when about the last is over.
 
     The order is that of VMs that read one document: what has started, then by NotBefore and EventId.
     """
     query = """
-    SELECT count(*), ifnull(sum(vms), 0) FROM current CROSS JOIN scheduled USING (key)
+    SELECT count(*), ifnull(sum(vms), 0),
+        max(ifnull(current.starts_at, 0) + max(0, ifnull(duration_seconds, 0)))
+    FROM current CROSS JOIN scheduled USING (key)
     WHERE scope = ?1 AND key <> ?2 AND event_type <> 'Terminate' AND (current.event = 'Started'
         OR status = 'Scheduled' AND event_type IN program AND (ifnull(not_before, 0), key) < (ifnull(?3, 0), ?2))
     """
-    events, vms = store.execute(query, (event.scope, event.key, event.not_before)).fetchone()
-    return events, vms
+    return tuple(store.execute(query, (event.scope, event.key, event.not_before)).fetchone())
 
 
 def groups_of(store: sqlite3.Connection) -> tuple[list[str], list[str]]:
@@ -515,7 +519,7 @@ def count_receipts(store: sqlite3.Connection, since: float, wanted: Filter) -> l
     where = wanted.of_events()
     chosen = f"event_id IN (SELECT key FROM event_now WHERE {where.condition})" if wanted else "1"  # noqa: S608 - constants
     rows = store.execute(
-        f"SELECT kind, reason, count(*) FROM event WHERE kind IN {RECEIPTS} AND at > ? AND {_INDEXED} "  # noqa: S608 - constants
+        f"SELECT kind, reason, count(*) FROM event WHERE kind IN {RECEIPTS} AND at > ? AND {INDEXED} "  # noqa: S608 - constants
         f"AND {chosen} GROUP BY 1, 2 ORDER BY 1, 3 DESC",
         (since, *where.values),
     )
@@ -548,7 +552,7 @@ def losses_since(
     chosen = f"event.vm IN (SELECT id FROM vm WHERE {where.condition})" if wanted else "1"  # noqa: S608 - constants
     found = (
         "WHERE kind IN ('bridge.loss', 'imds.recovered', 'console.forgotten') "
-        f"AND event.at > ? AND {_INDEXED} AND {chosen} "
+        f"AND event.at > ? AND {INDEXED} AND {chosen} "
         "GROUP BY event.at, iif(kind = 'console.forgotten', reason, event.n)"
     )
     rows = store.execute(

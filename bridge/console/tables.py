@@ -107,6 +107,7 @@ _HEAR_OF, _DISMISS = (
     for column in ("received_at", "dismissed_at")
 )
 _PUT_AWAY = "UPDATE vm SET put_away_at = ?2 WHERE id = ?1 AND put_away_at < ?2"
+_BRING_BACK = "UPDATE vm SET put_away_at = 0 WHERE id = ?1 AND put_away_at < ?2"
 _LEAVE = """
 UPDATE vm SET left_at = (SELECT at FROM leaving WHERE leaving.id = vm.id) WHERE expected = 1 AND left_at < 9e99
 """
@@ -156,6 +157,7 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
     many("INSERT OR IGNORE INTO program VALUES (?)", [(one,) for one in types])
     many(_ADD_WORK, [*_work(new)])
     many(_PUT_AWAY, [(one.vm.id, arrived(one)) for one in new if one.kind == received.FORGOTTEN and one.vm])
+    many(_BRING_BACK, [(one.vm.id, arrived(one)) for one in new if one.kind == received.RESTORED and one.vm])
     changed = [event for event in kept if event.event_id and _order(event) < known.get(event.key, _LAST)]
     decoded = {event.body: event.data for event in kept}
     for key in {

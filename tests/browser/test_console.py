@@ -136,11 +136,11 @@ def test_now_shows_the_timeline_and_the_table_with_local_times_that_follow_the_c
 ) -> None:
     page.clock.set_system_time(NOW + timedelta(days=2))
     page.goto("/")
-    expect(page.locator(".timeline .name", has_text="web-0, web-1")).to_be_visible()
-    row = page.locator("tr", has_text="web-0, web-1")
-    expect(row).to_contain_text("Scheduled")
+    row = page.locator("tr", has_text="web-0 +1")
+    expect(row.locator(".track .bar")).to_be_visible()
+    expect(row).to_contain_text("seen by 1 of 2")
     expect(row).to_contain_text("rejected")
-    countdown = row.locator("time[data-relative]")
+    countdown = row.locator("time[data-relative]").first
     expect(countdown).to_have_text(starting("in 1"))
     expect(page.locator("#zone")).to_have_text("Times are Europe/Berlin.")
     expect(page.locator("#live")).to_have_text("Live")
@@ -150,7 +150,7 @@ def test_now_shows_the_timeline_and_the_table_with_local_times_that_follow_the_c
 
 def test_an_event_has_its_story_its_cloudevents_and_a_download(page: Page) -> None:
     page.goto("/")
-    page.locator("table").get_by_role("link", name="web-0, web-1").click()
+    page.locator("table").get_by_role("link", name="web-0 +1").click()
     expect(page.locator(".story")).to_contain_text("Approval rejected")
     page.locator("summary", has_text="scheduledevent.scheduled").click()
     expect(page.locator("pre").first).to_contain_text('"specversion": "1.0"')
@@ -190,7 +190,7 @@ def test_everything_is_reached_with_the_keyboard(page: Page) -> None:
     expect(page.locator("main")).to_be_focused()
     for _ in range(40):
         page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.matches('.timeline .name')"):
+        if page.evaluate("document.activeElement.matches('.what a')"):
             break
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")
@@ -243,8 +243,8 @@ def test_a_committed_event_appears_without_a_reload_and_keeps_focus_and_open_par
 
 def test_an_update_keeps_what_did_not_change(page: Page, console: RunningConsole) -> None:
     page.goto("/")
-    page.evaluate("document.querySelector('.timeline .name').isSame = true")
-    page.evaluate("document.querySelector('.timeline .name').focus()")
+    page.evaluate("document.querySelector('.what a').isSame = true")
+    page.evaluate("document.querySelector('.what a').focus()")
     console.send(FleetVm("another-0", group="another").heartbeat())
     reported = re.findall(r"\d+ VMs have reported", console.page("/"))
     expect(page.locator("#part-summary")).to_contain_text(reported[0])

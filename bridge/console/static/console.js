@@ -1,9 +1,9 @@
 "use strict";
 // Without this script every page works; with it, times count and pages follow the store.
 (() => {
-  const SILENT_MS = 12_000; // the console sends its version every 5 s
+  const SILENT_MS = 12_000; // a version comes every 5 s
   const POLL_MS = 10_000; // without a stream
-  const OLD_MS = 60_000; // countdowns pass NotBefore and VMs become silent without any event
+  const OLD_MS = 60_000; // times pass NotBefore without any event
   const ANSWER_MS = 10_000;
   const LONGEST_WAIT_MS = 30_000;
   const PAUSE_MS = 5_000; // at most, between two fetches of a slow page
@@ -26,7 +26,7 @@
     if (element.textContent !== text) element.textContent = text;
   }
 
-  // The console's time: this machine's clock may be wrong.
+  // To the console's time.
   let ahead = 0;
 
   function follow(page) {
@@ -60,7 +60,7 @@
     set("zone", `Times are ${clocks[""].resolvedOptions().timeZone}.`);
   }
 
-  // Replaces what differs, so that focus, selection and a screen reader's place stay where they are.
+  // Replaces only what differs: focus, selection and a screen reader's place stay.
   function update(current, fresh) {
     if (current.isEqualNode(fresh)) return;
     const isSame = current.cloneNode(false).isEqualNode(fresh.cloneNode(false)) && current.childNodes.length === fresh.childNodes.length;
@@ -117,7 +117,7 @@
     });
   }
 
-  // The machine may have slept, or has another network.
+  // The machine may have slept.
   function doubt() {
     isDoubted = true;
     tryAt = 0;
@@ -185,5 +185,6 @@
   watch();
   setInterval(watch, 1000);
   for (const name of ["online", "offline", "pageshow"]) addEventListener(name, (event) => { if (event.persisted !== false) doubt(); });
+  addEventListener("beforeprint", () => set("live", `As of ${clocks[""].format(confirmedAt + ahead)}`));
   document.addEventListener("visibilitychange", () => { if (!document.hidden) doubt(); });
 })();
