@@ -39,8 +39,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bridge import __version__
 from bridge.config.console import ConsoleSettings
 from bridge.console import api, expected, fleet, forget, history, now, rows, story, waves
-from bridge.console.access import Guard
-from bridge.console.approve import COOKIE, COOKIE_SECONDS, Approvals, NotApproved, Sessions, new_session
+from bridge.console.access import Guard, Person
+from bridge.console.approve import (
+    COOKIE,
+    COOKIE_SECONDS,
+    Approvals,
+    NotApproved,
+    Sessions,
+    digest,
+    new_session,
+)
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live, changed_parts
 from bridge.console.received import Received
@@ -276,6 +284,8 @@ class Web:
             "total": total,
             "token": self.sessions.token(_session(request), person),
             "can_dismiss": person.is_approver and event.due in rows.DUES,
+            "shown": digest(event),
+            "is_coming": forget.is_coming(event, at),
             "can_approve": self.approvals is not None,
             "form": self.approvals and self.approvals.form(event, vms, person),
             "sent": sent if self.approvals and self.approvals.has_sent(event, sent) else "",
@@ -346,7 +356,8 @@ class Web:
 
         with self.store.reading() as store:
             found, more = _answer(request, partial(rows.open_events, store, wanted), after)
-        return _json(api.EventList(events=found, next=more))
+            away = rows.count(store, "event_now", Where("is_open AND due = 'away'", ()) & wanted.of_events())
+        return _json(api.EventList(events=found, put_away=away, next=more))
 
     def _api_event(self, request: Request) -> Response:
         _checked(request, "/events/{event_id}")
@@ -399,15 +410,26 @@ class Web:
     def _ordered(self, body: bytes, by: str) -> list[Received]:
         """Put VMs or an event away."""
         given, at = forget.ORDER.validate_json(body), self.clock.wall()
-        ids = {one.lower() for one in given.ResourceIds}
+        why, ids = sanitize(given.Reason), {one.lower(): one for one in given.ResourceIds}
+        if not why:
+            raise ValueError("expected a Reason that is not blank")
         with self.store.reading() as store:
-            vms = [vm for vm in forget.forgettable(store, EVERY) if vm.resource_id.lower() in ids]
-            event = rows.find_event(store, given.EventId)
-        if len(vms) < len(ids) or not (event or vms):
-            text = "No such event, or not all of these VMs are silent or stopped."
-            raise HTTPException(HTTPStatus.NOT_FOUND, text)
-        notes = [forget.dismissed(event, by=by, now=at, why=given.Reason)] if event else []
-        return notes + forget.forgotten(vms, by=by, now=at, why=given.Reason)
+            vms = {vm.resource_id.lower(): vm for vm in forget.forgettable(store, EVERY)}
+            event = rows.find_event(store, given.EventId) if given.EventId else None
+            done = {vm.resource_id.lower() for one in forget.away(store) for vm in one.vms}
+        faults = [one for key, one in ids.items() if key not in vms.keys() | done]
+        if given.EventId and not (event and event.due in (*rows.DUES, "away")):
+            faults.append(given.EventId)
+        if faults or not (ids or given.EventId):
+            named = ", ".join(faults) or "none was named"
+            text = f"Nothing was put away. No open event, or no VM that is silent or stopped: {named}"
+            raise HTTPException(HTTPStatus.NOT_FOUND, sanitize(text, 2000))
+        notes = (
+            [forget.dismissed(event, by=by, now=at, why=why, hours=given.Hours)]
+            if event and event.due != "away"
+            else []
+        )
+        return notes + forget.forgotten([vms[one] for one in ids if one in vms], by=by, now=at, why=why)
 
     def _metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -442,12 +464,26 @@ class Web:
         self.sessions.check(person, request.cookies.get(COOKIE, ""), given)
         if event.due not in rows.DUES or not why:
             raise NotApproved("It needs a comment, and the event has to be open.")
-        log.warning("event dismissed", extra={"by": person.name, "event_id": event.event_id, "reason": why})
-        return [forget.dismissed(event, by=person.name, now=self.clock.wall(), why=why)]
+        if given.get("shown") != digest(event):
+            raise NotApproved("The event has changed since the page was shown: read it again.")
+        return self._away_events([event], person, why, given)
+
+    def _away_events(
+        self, events: list[EventRow], person: Person, why: str, given: Mapping[str, str]
+    ) -> list[Received]:
+        asked, at = given.get("hours", ""), self.clock.wall()
+        hours = float(asked) if asked in map(str, forget.HOURS) else None
+        try:
+            found = [forget.dismissed(one, by=person.name, now=at, why=why, hours=hours) for one in events]
+        except ValueError as error:
+            raise NotApproved(str(error)) from None
+        ids = [event.event_id for event in events]
+        log.warning("events dismissed", extra={"by": person.name, "event_ids": ids, "reason": why})
+        return found
 
     def _dismissed_wave(self, request: Request, given: Mapping[str, str]) -> list[Received]:
         """Put the events of a wave away: those that are overdue, or all."""
-        person, why, at = request.state.person, sanitize(given.get("reason", "")), self.clock.wall()
+        person, why = request.state.person, sanitize(given.get("reason", ""))
         with self.store.reading() as store:
             found = waves.wave_of(
                 waves.waves(rows.every_open(store, _filter(request))), given.get("wave", "")
@@ -456,11 +492,11 @@ class Web:
             keys = [one.key for one in some if one.due == "overdue" or given.get("which") == "all"]
             events = rows.events_of(store, keys)
         self.sessions.check(person, request.cookies.get(COOKIE, ""), given)
+        if not found or given.get("shown") != found.digest:
+            raise NotApproved("The wave has changed since the page was shown: read it again.")
         if not why or not events or given.get("confirm", "").strip() != str(len(events)):
-            raise NotApproved("It needs a comment, and the number of the events: the wave may have changed.")
-        ids = [event.event_id for event in events]
-        log.warning("events dismissed", extra={"by": person.name, "event_ids": ids, "reason": why})
-        return [forget.dismissed(event, by=person.name, now=at, why=why) for event in events]
+            raise NotApproved("It needs a comment, and the number of the events.")
+        return self._away_events(events, person, why, given)
 
     def _restored(self, request: Request, given: Mapping[str, str]) -> list[Received]:
         """Bring back what was put away."""
@@ -732,7 +768,7 @@ def _templates() -> Environment:
         "impact": story.impact_text,
         "segment": lambda value, safe="": quote(value, safe=safe),
     }
-    environment.globals |= {"static_url": static_url, "app_version": __version__}
+    environment.globals |= {"static_url": static_url, "app_version": __version__, "away_hours": forget.HOURS}
     return environment
 
 

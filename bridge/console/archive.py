@@ -11,15 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from bridge.console import expected
-from bridge.console.received import (
-    DISMISSED,
-    EXPECTED,
-    FORGOTTEN,
-    RESTORED,
-    Received,
-    own_event,
-    read_event,
-)
+from bridge.console.received import EXPECTED, OF_PEOPLE, Received, own_event, read_event
 from bridge.console.store import VERSION, Store, connect_to_read
 from bridge.console.tables import get_meta
 from bridge.contract.types import TYPE_PREFIX
@@ -34,7 +26,6 @@ SELECT vm.name, resource_id, scale_set, zone, location, tagged.tags
 FROM vm JOIN scope ON scope.id = vm.scope JOIN tagged ON tagged.id = vm.tags WHERE {}
 ORDER BY natural, vm.id
 """
-_NOTES = (FORGOTTEN, DISMISSED, RESTORED)
 _OWN = "SELECT body FROM event WHERE kind IN (?, ?, ?) ORDER BY n"
 
 
@@ -68,7 +59,7 @@ def import_events(
         if event is None:
             counts["ignored"] += 1
         else:
-            kept = lists if event.kind == EXPECTED else notes if event.kind in _NOTES else batch
+            kept = lists if event.kind == EXPECTED else notes if event.kind in OF_PEOPLE else batch
             kept.append(event)
         if len(batch) == BATCH_EVENTS:
             _add(store, batch, counts)
@@ -121,7 +112,7 @@ def export_own(path: Path) -> Iterator[bytes]:
             for wanted in ("expected <> 0", "expected = 1") if listed_at else ():  # who has left it was on it
                 vms = [*map(_listed, store.execute(_LISTED.format(wanted)))]
                 yield own_event(EXPECTED, {"Vms": vms}, now=listed_at).body
-            yield from (body for (body,) in store.execute(_OWN, _NOTES))
+            yield from (body for (body,) in store.execute(_OWN, OF_PEOPLE))
     except sqlite3.Error as error:
         raise StateError(f"{path} cannot be read: {error}") from error
 

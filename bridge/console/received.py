@@ -21,6 +21,7 @@ HEARTBEAT, DOCUMENT = "bridge.heartbeat", "document.changed"
 # Only the console itself writes these.
 EXPECTED, FORGOTTEN, DISMISSED = "console.expected", "console.forgotten", "console.dismissed"
 RESTORED = "console.restored"  # takes back one of the last two
+OF_PEOPLE = (FORGOTTEN, DISMISSED, RESTORED)
 OWN_PREFIX, _SOURCE = f"{TYPE_PREFIX}console.", "urn:imds-bridge:console"
 MAX_TEXT = 300
 MAX_TAGS = 50  # as many as Azure allows

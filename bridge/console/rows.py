@@ -56,7 +56,9 @@ class EventRow(ScheduledEvent):
     """
 
     starts_at: Annotated[MaybeTime, Field(description="Of a started event, when it started.")] = None
-    due: Annotated[str, Field(description=f"One of {', '.join(DUES)}, ended, left: no longer followed.")] = ""
+    due: Annotated[
+        str, Field(description=f"One of {', '.join(DUES)}, ended, away: put away, left: no longer followed.")
+    ] = ""
     key: Annotated[str, Field(exclude=True)] = ""
     seen: Annotated[int, Field(description="How many of `resources` are known to have seen it.")] = 0
     seen_by_others: Annotated[int, Field(description="How many others, known within the hour.")] = 0
@@ -71,6 +73,7 @@ class EventRow(ScheduledEvent):
         ),
     ] = None
     stay: Annotated[MaybeTime, Field(exclude=True)] = None
+    heard: Annotated[float, Field(exclude=True)] = field(default=0.0, compare=False)
     mine: Annotated[int, Field(exclude=True)] = 0
 
     @property
@@ -130,6 +133,7 @@ class VmRow:
     missing: Annotated[int, Field(description="Events that it published and that have not arrived.")] = 0
     doubled_at: Annotated[MaybeTime, Field(description="When two forwarders of it last ran at once.")] = None
     resource_id: str = ""
+    heard: Annotated[float, Field(exclude=True)] = field(default=0.0, compare=False)
     scope: Annotated[int | None, Field(exclude=True)] = None
     folded: Annotated[str, Field(exclude=True)] = ""
     key: Annotated[str, Field(exclude=True)] = ""
@@ -285,7 +289,9 @@ OF_PLACE = ("vm", "subscription", "group", "tag")  # what chooses VMs
 _CURRENT = Where("key IN (SELECT key FROM current)", ())
 DECIDING = "kind IN ('scheduledevent.updated', 'approval.prepared', 'approval.recovered'), at DESC, n"
 _OF_VM, _OF_NAMED = (f"SELECT place FROM {table} WHERE instr(folded, ?)" for table in ("vm", "named"))  # noqa: S608 - constants
-OUTCOME = "iif(NOT is_open, status, iif(due = 'left', 'Ended', 'Open'))"
+OUTCOME = (
+    "iif(NOT is_open, status, CASE due WHEN 'left' THEN 'Ended' WHEN 'away' THEN 'Put away' ELSE 'Open' END)"
+)
 
 
 def every_open(store: sqlite3.Connection, wanted: Filter) -> list[OpenRow]:

@@ -87,8 +87,9 @@ def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:
         return f"Overdue: NotBefore was {format_duration(now - (event.not_before or now))} ago, no start reported"
     if event.due == "gone":
         return "The VM is probably gone: nothing was heard of it since, and nobody reported the end"
-    if event.due == "left":
-        return "No longer followed: put away, too old, or its VMs are gone; what is new brings it back"
+    if event.due in ("left", "away"):
+        why = "put away" if event.due == "away" else "too old, or its VMs are gone"
+        return f"No longer followed: {why}; what is new brings it back"
     if event.status == "Advisory":
         return "An early warning: Azure may take this Spot VM back; nothing can be approved"
     if event.due != "started":

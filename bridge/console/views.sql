@@ -31,7 +31,8 @@ WHERE event_id <> '' AND kind LIKE 'scheduledevent.%';
 CREATE TEMP VIEW event_now AS
 SELECT scheduled.*,
     iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
-    iif(is_open, ifnull((SELECT due FROM current WHERE current.key = scheduled.key), 'left'), 'ended') AS due,
+    iif(is_open, ifnull((SELECT due FROM current WHERE current.key = scheduled.key),
+        (SELECT iif(covers >= heard AND seen >= last_change_at AND until > moment.at, 'away', 'left') FROM moment LEFT JOIN away ON what = key)), 'ended') AS due,
     (SELECT count(*) FROM affected WHERE affected.key = scheduled.key
         AND folded IN (SELECT folded FROM witness WHERE witness.key = scheduled.key)) AS seen,
     (SELECT count(DISTINCT folded) FROM witness WHERE witness.key = scheduled.key
@@ -79,7 +80,7 @@ CREATE TEMP VIEW vm_now AS
 SELECT state.*, CAST(ifnull(state.id, state.place) AS TEXT) AS key, ifnull(vm.name, named.name) AS name, ifnull(vm.folded, named.folded) AS folded,
     ifnull(vm.natural, named.folded) AS natural, coalesce(scope.subscription, scheduled.subscription, '') AS subscription,
     coalesce(scope."group", scheduled."group", '') AS "group", ifnull(zone, '') AS zone, ifnull(location, '') AS location,
-    ifnull(resource_id, '') AS resource_id, nullif(doubled_at, 0) AS doubled_at, ifnull(version, '') AS version, nullif(alive_at, 0) AS alive_at, unreachable_since,
+    ifnull(resource_id, '') AS resource_id, ifnull(vm.heard, 0) AS heard, nullif(doubled_at, 0) AS doubled_at, ifnull(version, '') AS version, nullif(alive_at, 0) AS alive_at, unreachable_since,
     scheduled.event_id, ifnull(event_type, '') AS event_type, ifnull(status, '') AS event_status, current.starts_at,
     ifnull(due, '') AS due
 FROM vm_state AS state LEFT JOIN vm ON vm.id = state.id LEFT JOIN named ON named.place = state.place

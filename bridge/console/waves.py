@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bridge.console import rows
+from bridge.console.received import hash_text
 from bridge.console.rows import MINUTE, EventRow, Filter, OpenRow
 from bridge.formats.text import plural
 from bridge.imds.document import fold_name
@@ -40,6 +41,11 @@ class Wave:
         """The VMs that the events name, each once."""
         named = (name for event in self.events for name in json.loads(event.resources))
         return tuple({fold_name(name): name for name in named}.values())
+
+    @property
+    def digest(self) -> str:
+        """What identifies its events, so that no others are put away."""
+        return str(hash_text(repr([(one.key, one.status, one.starts_at) for one in self.events])))
 
     @cached_property
     def starts(self) -> tuple[float, float]:

@@ -61,7 +61,7 @@ def test_an_archive_and_an_export_make_the_store_again_in_any_order(
         own = [
             read_expected(json.dumps(expected).encode(), now=now),
             *forgotten(away, by="ana", now=now, why="scaled in"),
-            dismissed(seen.event("F"), by="ana", now=now, why="old"),
+            dismissed(seen.event("F"), by="ana", now=now, why="old", hours=24),
         ]
         seen.store.add(own, received_at=now)
         exported = [*export_own(first / "console.db")]  # while the store is in use

@@ -186,7 +186,7 @@ def test_a_sender_of_events_lists_no_vms_and_puts_nothing_away(seen: Shown, name
     own = [
         read_expected(b"[]", now=0),
         *forgotten(seen.vms(), by="ana", now=0),
-        dismissed(seen.event(), by="ana", now=0, why="scaled in"),
+        dismissed(seen.event(), by="ana", now=0, why="scaled in", hours=1),
     ]
     note = only(one.body for one in own if f"{TYPE_PREFIX}console.{name}.v1" in one.body.decode())
     assert received(note) == []

@@ -215,7 +215,8 @@ class Truth:
 
     def _due(self, one: Happened, now: float) -> str:
         if not self.is_current(one, now):
-            return "left" if one.is_open else "ended"
+            hides = one.is_open and one.name in self.dismissed
+            return "away" if hides else "left" if one.is_open else "ended"
         heard = max(self.heard.get((one.group, name), 0) for name in one.names)
         over_at = one.deletes_at(now)
         if over_at and heard <= over_at + 5:
@@ -284,7 +285,9 @@ def arrive(seen: Shown, truth: Truth) -> None:
     for places in (before | set(random.sample(sorted(last), len(last) // 2)), last):
         vms = json.dumps([listed(truth.vms[place]) for place in places]).encode()
         seen.store.add([read_expected(vms, now=now)], received_at=now)
-    dismissals = [dismissed(seen.event(name), by="ana", now=now, why="scaled in") for name in truth.dismissed]
+    dismissals = [
+        dismissed(seen.event(name), by="ana", now=now, why="scaled in", hours=168) for name in truth.dismissed
+    ]
     seen.store.add(dismissals, received_at=now)
 
 
