@@ -438,7 +438,7 @@ class Web:
     async def _stream(self, _: Request) -> Response:
         if self.live.is_full:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "Too many open pages.")
-        return StreamingResponse(self.live.stream(), media_type="text/event-stream")
+        return _LiveResponse(self.live)
 
     async def _approve(self, request: Request) -> Response:
         """Send an approval, if the POST comes from the form of a page of this console."""
@@ -643,6 +643,19 @@ class Web:
         response = self._page(request, "error.html", context, status)
         response.headers.update(headers or {})
         return response
+
+
+class _LiveResponse(Response):
+    """Streams versions, and counts before the first await: many requests come at once."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {"x-accel-buffering": "no"}  # else nginx holds them back
+        with self._live.place() as changed:
+            stream = StreamingResponse(self._live.stream(changed), 200, headers, "text/event-stream")
+            await stream(scope, receive, send)
 
 
 @dataclass(frozen=True)

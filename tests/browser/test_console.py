@@ -373,11 +373,15 @@ def test_a_page_polls_where_a_proxy_lets_no_stream_through(
 def test_an_expired_session_is_reported_instead_of_a_page_that_stands_still(
     page: Page, status: int, headers: dict[str, str]
 ) -> None:
+    page.clock.install()
     page.add_init_script(OTHER_STREAM)
     page.goto("/")
     page.route("**/", lambda route: route.fulfill(status=status, headers=headers))
     page.evaluate("streams[0].say('another')")
     expect(page.locator("#live")).to_contain_text("session has expired")
+    page.unroute("**/")
+    page.clock.fast_forward("00:05:01")
+    expect(page.locator("#live")).not_to_contain_text("session has expired")
 
 
 # --- forms ---

@@ -10,7 +10,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -214,14 +214,17 @@ def test_open_pages_are_notified_at_once_and_then_the_rarer_the_more_they_are(
     async def run() -> None:
         streams = live.Live(lambda: 7)
         streams.start()
-        opened = [streams.stream() for _ in range(pages)]
-        for stream in opened:
-            assert "data: 7" in await anext(stream)
-        streams.notify()
-        async with asyncio.timeout(30):
+        with ExitStack() as stack:
+            opened = [streams.stream(stack.enter_context(streams.place())) for _ in range(pages)]
+            assert streams.is_full == (pages == live.MAX_STREAMS)  # before any of them is answered
             for stream in opened:
-                assert "event: version" in await anext(stream)
-        assert streams.apart_seconds() == pytest.approx(apart)
+                assert "data: 7" in await anext(stream)
+            streams.notify()
+            async with asyncio.timeout(30):
+                for stream in opened:
+                    assert "event: version" in await anext(stream)
+            assert streams.apart_seconds() == pytest.approx(apart)
+        assert not streams.is_full
 
     asyncio.run(run())
 
