@@ -7,11 +7,12 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from itertools import chain, repeat
 from operator import attrgetter
 from pathlib import Path
 
 from bridge.console import expected
-from bridge.console.received import EXPECTED, OF_PEOPLE, Received, own_event, read_event
+from bridge.console.received import EXPECTED, OF_PEOPLE, OWN_PREFIX, Received, own_event, read_event
 from bridge.console.store import VERSION, Store, connect_to_read
 from bridge.console.tables import get_meta
 from bridge.contract.types import TYPE_PREFIX
@@ -30,13 +31,19 @@ _OWN = "SELECT body FROM event WHERE kind IN (?, ?, ?) ORDER BY n"
 
 
 def import_events(
-    store: Store, lines: Iterable[tuple[str, bytes]], *, now: float, tell: Callable[[str], None]
+    store: Store,
+    lines: Iterable[tuple[str, bytes]],
+    *,
+    own: Iterable[tuple[str, bytes]] = (),
+    now: float,
+    tell: Callable[[str], None],
 ) -> Counter[str]:
     """Add the events of archives and exports, each as if it had arrived at its own time.
 
     Args:
         store: may have some of them.
-        lines: where each is, and a CloudEvent.
+        lines: where each is, and a CloudEvent; what only a console writes is ignored: anybody may send an archive.
+        own: the same of files that a console has exported.
         now: seconds since 1970, the time of events that have none.
         tell: is given what is wrong with the first lines that cannot be read; the others are added all the same.
 
@@ -48,9 +55,9 @@ def import_events(
     """
     counts = Counter[str]()
     batch, notes, lists = list[Received](), list[Received](), list[Received]()
-    for place, line in lines:
+    for (place, line), is_own in chain(zip(lines, repeat(False)), zip(own, repeat(True))):
         try:
-            event = _read(line, now) if line.strip() else None
+            event = _read(line, now, is_own=is_own) if line.strip() else None
         except ValueError as error:
             counts["unreadable"] += 1
             if counts["unreadable"] <= MAX_FAULTS:
@@ -70,7 +77,7 @@ def import_events(
     return counts
 
 
-def _read(line: bytes, now: float) -> Received | None:
+def _read(line: bytes, now: float, *, is_own: bool) -> Received | None:
     """Read one line; None if it is no event of imds-bridge.
 
     Raises:
@@ -80,7 +87,7 @@ def _read(line: bytes, now: float) -> Received | None:
     # an export has more of each expected VM than the list that was sent
     given = read_object(body, max_bytes=len(body), decoder=decoder)
     check_event(given)
-    if not given["type"].startswith(TYPE_PREFIX):
+    if not given["type"].startswith(TYPE_PREFIX) or (not is_own and given["type"].startswith(OWN_PREFIX)):
         return None
     event = read_event(given, body, now=now)
     if event.kind == EXPECTED:

@@ -34,7 +34,7 @@ CREATE TABLE scope (
 CREATE INDEX scope_in_order ON scope ("group", scope);
 CREATE TABLE tagged (id INTEGER PRIMARY KEY, tags TEXT NOT NULL) STRICT;
 -- Those that have reported, and those that are expected and have not: `alive_at` is 0 then. `expected` is 1 on the newest
--- list of expected VMs, and -1 on an earlier one only. `heard` is the number of the last commit about it, `clock` is how far a VM's clock was ahead of the console's.
+-- list of expected VMs, and -1 on an earlier one only, also before it is heard of: such a VM is shown nowhere. `heard` is the number of the last commit about it, `clock` is how far a VM's clock was ahead of the console's.
 -- From `left_at` on, a VM is on no list unless it reports: a day after an event has deleted it, since it was put away, or
 -- once it is silent and no longer expected. Most VMs of a fleet whose VMs are replaced have left: nobody has to look at them.
 CREATE TABLE vm (

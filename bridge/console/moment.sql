@@ -47,5 +47,6 @@ SELECT affected.place, key, urgency, event, CASE
         ELSE iif(event = 'Started' OR ifnull(starts_at, 0) < (SELECT at FROM moment) + 900, 'unprepared', 'waiting') END,
     affected.name, affected.folded, iif(vm.id IS NULL, ifnull((SELECT scope.id FROM scheduled JOIN scope USING ("group", scope)
         WHERE scheduled.key = current.key), 0), 0), vm.id IS NULL
-FROM current CROSS JOIN affected USING (key) LEFT JOIN preparation USING (key, folded) LEFT JOIN vm USING (place)
+FROM current CROSS JOIN affected USING (key) LEFT JOIN preparation USING (key, folded)
+    LEFT JOIN vm ON vm.place = affected.place AND (alive_at > 0 OR expected = 1)
 ORDER BY urgency, ifnull(starts_at, 0), key;

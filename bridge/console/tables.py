@@ -270,10 +270,10 @@ def _expect(connection: sqlite3.Connection, event: Received, number: float) -> N
     given = {received.vm_id(vm["Name"], vm["ResourceId"]): vm for vm in event.data["Vms"]}
     set_meta(connection, "listed_at", event.at)
     set_meta(connection, "listed", len(given))
-    connection.execute("DELETE FROM vm WHERE left_at = 9e99 AND alive_at = 0")
     connection.execute("CREATE TEMP TABLE listed (id INTEGER PRIMARY KEY)")
     connection.executemany("INSERT INTO listed VALUES (?)", ((one,) for one in given))
     connection.execute("UPDATE vm SET expected = -1 WHERE expected = 1 AND id NOT IN (SELECT id FROM listed)")
+    connection.execute("DELETE FROM vm WHERE alive_at = 0 AND id IN (SELECT id FROM listed)")
     joined = connection.execute(
         "SELECT id FROM listed WHERE id NOT IN (SELECT id FROM vm WHERE expected = 1)"
     ).fetchall()

@@ -292,10 +292,14 @@ def arrive(seen: Shown, truth: Truth) -> None:
 
 
 def import_both(seen: Shown, truth: Truth, own: list[bytes]) -> None:
-    """Make a store of an archive of all that arrived and of another console's export, in any order."""
-    lines = [*truth.bodies, *own] if truth.random.random() < 0.5 else [*own, *truth.bodies]
+    """Make a store of an archive of all that arrived and of another console's export, in any order of commands."""
     faults: list[str] = []
-    import_events(seen.store, (("", line) for line in lines), now=seen.clock.wall(), tell=faults.append)
+    given = [([("", line) for line in truth.bodies], []), ([], [("", line) for line in own])]
+    if truth.random.random() < 0.5:
+        given.reverse()
+    for archive, exported in given:
+        now = seen.clock.wall()
+        import_events(seen.store, archive, own=exported, now=now, tell=faults.append)
     assert not faults
 
 
