@@ -40,6 +40,7 @@ PAGES = (
     "/fleet",
     "/fleet?view=table",
     "/history",
+    "/away",
     page_of("reboot"),
     "/no-such-page",
 )
@@ -468,3 +469,78 @@ def test_an_approver_forgets_the_vms_of_a_filter(ana: Page, guarded: RunningCons
     ana.get_by_label("Their number").fill("1")
     ana.get_by_role("button", name="Forget 1 VM").click()
     expect(ana.locator(".calm")).to_contain_text("No VM matches")
+
+
+@pytest.mark.parametrize("with_script", [True, False])
+def test_an_event_is_put_away_and_brought_back_and_only_an_approver_has_the_buttons(
+    browser: Browser, guarded: RunningConsole, *, with_script: bool
+) -> None:
+    name = f"away-{with_script}"
+    guarded.send(
+        FleetVm(f"{name}-0", group=name).change("scheduled", event(name, vms=[f"{name}-0"], minutes=90))
+    )
+    with opened(browser, guarded.url, extra_http_headers=ANA, java_script_enabled=with_script) as page:
+        page.goto(page_of(name))
+        page.locator("summary", has_text="Put this event away").click()
+        page.get_by_label("For at most").select_option(label="1 h")
+        page.get_by_label("Comment").fill("known")
+        page.get_by_role("button", name="Put away").click()
+        expect(page.locator("#part-head")).to_contain_text("It is still to come")
+        page.goto("/")
+        expect(page.locator("h1")).to_contain_text("put away, still to come")
+        page.goto("/away")
+        row = page.locator("tr", has_text=f"{name}-0")
+        expect(row).to_contain_text("known")
+        row.get_by_role("button", name="Undo").click()
+        page.wait_for_url("**/away")
+        expect(page.locator("tr", has_text=f"{name}-0")).to_have_count(0)
+        page.goto(page_of(name))
+        expect(page.locator(".story")).to_contain_text("Brought back")
+    viewer = {**ANA, "X-Forwarded-Groups": "viewers"}
+    with opened(browser, guarded.url, extra_http_headers=viewer) as page:
+        page.goto(page_of(name))
+        expect(page.locator("#dismiss")).to_have_count(0)
+
+
+def test_the_events_of_a_wave_are_put_away_together(ana: Page, guarded: RunningConsole) -> None:
+    vms = [FleetVm(f"swell-{number}", group="swell") for number in range(4)]
+    guarded.send(*(vm.change("scheduled", event(vm.name, vms=[vm.name], minutes=90)) for vm in vms))
+    ana.goto("/?group=swell")
+    ana.get_by_role("table", name="Open events").get_by_role("link", name="swell").first.click()
+    ana.locator("summary", has_text="Put events of this wave away").click()
+    ana.get_by_label("For at most").select_option(label="4 h")
+    ana.get_by_label("Their number").fill("4")
+    ana.get_by_label("Comment").fill("known")
+    assert axe_faults(ana) == []
+    ana.get_by_role("button", name="Put away").click()
+    ana.goto("/away")
+    expect(ana.locator("tr", has_text="4 Reboots")).to_contain_text("4 of 4 still to come")
+    assert axe_faults(ana) == []
+
+
+@pytest.mark.parametrize("path", ["/", "/fleet", "/away", page_of("approve")])
+def test_a_printed_page_says_when_it_was_right_and_has_no_forms(ana: Page, path: str) -> None:
+    ana.goto(path)
+    expect(ana.locator("#live")).to_have_text("Live")
+    ana.evaluate("dispatchEvent(new Event('beforeprint'))")
+    expect(ana.locator("#live")).to_have_text(starting("As of"))
+    ana.emulate_media(media="print")
+    for place in ("nav", ".filters", ".ask", "footer", "main button"):
+        assert not any(one.is_visible() for one in ana.locator(place).all()), place
+
+
+def test_nothing_moves_while_times_count_and_heartbeats_arrive(page: Page, console: RunningConsole) -> None:
+    page.add_init_script(
+        "window.moved = 0; new PerformanceObserver((list) => {"
+        " for (const one of list.getEntries()) moved += one.value; })"
+        ".observe({ type: 'layout-shift', buffered: true });"
+    )
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/")
+    expect(page.locator("#live")).to_have_text("Live")
+    countdown = page.locator("td.when time[data-relative]").first
+    for number in range(3):
+        before = countdown.inner_text()
+        console.send(FleetVm("web-0").heartbeat(NOW + timedelta(seconds=number)))
+        expect(countdown).not_to_have_text(before)
+    assert page.evaluate("moved") < 0.01
