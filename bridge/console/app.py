@@ -776,7 +776,6 @@ def _templates() -> Environment:
         "describe": fleet.describe,
         "names": now.vm_names,
         "short_names": now.short_names,
-        "pick": lambda counts, name: counts.get(name, 0),
         "joined": story.write_names,
         "impact": story.impact_text,
         "segment": lambda value, safe="": quote(value, safe=safe),

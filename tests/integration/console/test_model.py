@@ -19,7 +19,7 @@ import pytest
 
 from bridge.console.archive import export_own, import_events
 from bridge.console.expected import read_expected
-from bridge.console.forget import dismissed
+from bridge.console.forget import away, dismissed, restored
 from bridge.console.rows import UNWATCHED, WATCHES
 from tests.support.console import NOW, FleetVm, Shown, event, event_id, shown
 
@@ -288,7 +288,13 @@ def arrive(seen: Shown, truth: Truth) -> None:
     dismissals = [
         dismissed(seen.event(name), by="ana", now=now, why="scaled in", hours=168) for name in truth.dismissed
     ]
-    seen.store.add(dismissals, received_at=now)
+    wrong = now + random.choice([-3600, 0, 3600])  # by the clock that people put away
+    undone = [one for one in truth.events if one not in truth.dismissed and random.random() < 0.3]
+    both = [dismissed(seen.event(one), by="ben", now=now - 1, why="a slip", hours=168) for one in undone]
+    seen.store.add([*dismissals, *both], received_at=wrong)
+    with seen.store.reading() as store:
+        found = [one for one in away(store) if one.by == "ben"]
+    seen.store.add([act for one in found for act in restored(one, by="ben", now=now)], received_at=now)
 
 
 def import_both(seen: Shown, truth: Truth, own: list[bytes]) -> None:
