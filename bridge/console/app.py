@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
+from itertools import accumulate, islice
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
 
@@ -69,6 +70,7 @@ log = logging.getLogger(__name__)
 PAGE_ROWS = 100
 PAGE_CELLS = 1000  # of Fleet; also the rows of an answer of the API
 MAX_RAW = 50
+_RAW_BYTES = 70_000  # of the bodies together
 MAX_ENDED = 50
 MAX_TAGS = 200  # to choose from
 SILENT_SECONDS = 3900.0  # a heartbeat comes every hour; five minutes more are for the way
@@ -280,7 +282,7 @@ class Web:
             "ahead": ahead if story.has_turn(event) else None,
             "left_out": total - len(reports),
             "away": away[0] if away else None,
-            "raw": [_raw(report) for report in reports[-MAX_RAW:]],
+            "raw": _newest(reports),
             "total": total,
             "token": self.sessions.token(_session(request), person),
             "can_dismiss": person.is_approver and event.due in rows.DUES,
@@ -776,6 +778,7 @@ def _templates() -> Environment:
         "describe": fleet.describe,
         "names": now.vm_names,
         "short_names": now.short_names,
+        "pick": lambda counts, name: counts.get(name, 0),
         "joined": story.write_names,
         "impact": story.impact_text,
         "segment": lambda value, safe="": quote(value, safe=safe),
@@ -791,6 +794,13 @@ def _clock(at: float, now_at: float | None = None) -> str:
         return f"{given:%d %b %H:%M:%S} UTC"
     is_today = given.date() == datetime.fromtimestamp(now_at, UTC).date()
     return f"{given:%H:%M} UTC" if is_today else f"{given:%d %b %H:%M} UTC"
+
+
+def _newest(reports: Sequence[ReportRow]) -> list[tuple[str, float, str]]:
+    """Return the newest CloudEvents, as many as a page holds, and at least one."""
+    sizes = accumulate(len(report.body) for report in reversed(reports))
+    shown = max(1, sum(size <= _RAW_BYTES for size in islice(sizes, MAX_RAW)))
+    return [_raw(report) for report in reports[-shown:]]
 
 
 def _raw(report: ReportRow) -> tuple[str, float, str]:
