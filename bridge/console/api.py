@@ -29,6 +29,9 @@ class EventList:
     """Open events, the most urgent first."""
 
     events: list[EventRow]
+    put_away: Annotated[
+        int, Field(description="How many open events people have put away: they are not here.")
+    ]
     next: Next
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
+from itertools import accumulate, islice
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
 
@@ -39,8 +40,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bridge import __version__
 from bridge.config.console import ConsoleSettings
 from bridge.console import api, expected, fleet, forget, history, now, rows, story, waves
-from bridge.console.access import Guard
-from bridge.console.approve import COOKIE, COOKIE_SECONDS, Approvals, NotApproved, Sessions, new_session
+from bridge.console.access import Guard, Person
+from bridge.console.approve import (
+    COOKIE,
+    COOKIE_SECONDS,
+    Approvals,
+    NotApproved,
+    Sessions,
+    digest,
+    new_session,
+)
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live, changed_parts
 from bridge.console.received import Received
@@ -61,6 +70,7 @@ log = logging.getLogger(__name__)
 PAGE_ROWS = 100
 PAGE_CELLS = 1000  # of Fleet; also the rows of an answer of the API
 MAX_RAW = 50
+_RAW_BYTES = 70_000  # of the bodies together
 MAX_ENDED = 50
 MAX_TAGS = 200  # to choose from
 SILENT_SECONDS = 3900.0  # a heartbeat comes every hour; five minutes more are for the way
@@ -108,6 +118,10 @@ class Web:
             Route("/fleet", self._fleet),
             Route("/history", self._history),
             Route("/history.csv", self._csv),
+            Route("/away", self._away),
+            Route("/away/undo", partial(self._put_away, self._restored), methods=["POST"]),
+            Route("/away/wave", partial(self._put_away, self._dismissed_wave), methods=["POST"]),
+            *(Route(f"/away/{form}", _to_page) for form in ("undo", "wave")),
             Route("/fleet/forget", partial(self._put_away, self._forgotten), methods=["POST"]),
             Route(event, self._event),
             Route(f"{event}/approve", self._approve, methods=["POST"]),
@@ -160,14 +174,15 @@ class Web:
 
     def _now(self, request: Request) -> Response:
         """Show what is open."""
-        at, wanted = self.clock.wall(), _filter(request)
+        at, wanted, person = self.clock.wall(), _filter(request), request.state.person
         window = request.query_params.get("window", now.DEFAULT_WINDOW)
         window = window if window in now.WINDOWS else now.DEFAULT_WINDOW
         of_place = wanted.only(*rows.OF_PLACE)
         silent = replace(of_place, status="unwatched")
         with self.store.reading() as store:
             dues, types = rows.count_due(store, wanted), rows.count_types(store)
-            found, asked = waves.waves(rows.every_open(store, wanted)), request.query_params.get("wave", "")
+            every, away = rows.every_open(store, wanted), forget.away(store)
+            found, asked = waves.waves(every), request.query_params.get("wave", "")
             opened = waves.wave_of(found, asked) or waves.wave_after(found, rows.find_event(store, asked))
             lines = [waves.Wave((event,)) for event in opened.events] if opened else found
             page = _page_of(request, len(lines))
@@ -180,7 +195,15 @@ class Web:
             unmatched = "VM" if not counts[""] else "event" * bool(filters["unmatched"])
             headline = now.headline(dues, vms=known, is_filtered=bool(wanted), unmatched=unmatched)
             context = {
-                "headline": headline + now.unwatched(counts) + now.clock_fault(rows.notes(store)["ahead"]),
+                "headline": headline
+                + now.unwatched(counts)
+                + now.put_away(rows.count(store, "event_now", forget.coming(away, at) & of_place.of_events()))
+                + now.clock_fault(rows.notes(store)["ahead"]),
+                "turns": now.turns(rows.every_open(store, EVERY) if wanted else every),
+                "away": sum(len(one.events) + len(one.vms) for one in away),
+                "minimum": story.MINIMUM_NOTICE_SECONDS,
+                "may_approve": self.approvals is not None and person.is_approver,
+                "token": self.sessions.token(_session(request), person) if person.is_approver else "",
                 "is_empty": not (everything or shown),
                 "tiles": now.tiles(
                     rows.count_due(store, wanted.only("type", "source", *rows.OF_PLACE)), counts, wanted
@@ -225,6 +248,8 @@ class Web:
                 "figures": figures,
                 "counts": counts,
                 "states": (*fleet.STATES, "unwatched", "outofwork"),
+                "axes": fleet.AXES,
+                "hidden": forget.hidden(store, at),
                 "is_table": is_table,
                 "rows": shown,
                 "paging": page,
@@ -244,7 +269,8 @@ class Web:
             base = {**self._base(store, at), **self._filters(store, EVERY, "/", [])}
             total = rows.count(store, "event", Where("event_id = ? AND event_id <> ''", (event.key,)))
             prepared, ahead = rows.preparations_of(store, event.key), rows.ahead_of(store, event)
-        seen = story.witnesses(shown, reports, vms, prepared, ahead[0])
+            away = [one for one in forget.away(store) if any(other.key == event.key for other in one.events)]
+        seen = story.witnesses(shown, reports, vms, prepared)
         sent = request.query_params.get("sent", "")
         context = {
             **base,
@@ -255,16 +281,30 @@ class Web:
             "others": [one for one in seen if not one.is_affected],
             "ahead": ahead if story.has_turn(event) else None,
             "left_out": total - len(reports),
-            "raw": [_raw(report) for report in reports[-MAX_RAW:]],
+            "away": away[0] if away else None,
+            "raw": _newest(reports),
             "total": total,
             "token": self.sessions.token(_session(request), person),
             "can_dismiss": person.is_approver and event.due in rows.DUES,
+            "shown": digest(event),
+            "is_coming": forget.is_coming(event, at),
             "can_approve": self.approvals is not None,
             "form": self.approvals and self.approvals.form(event, vms, person),
             "sent": sent if self.approvals and self.approvals.has_sent(event, sent) else "",
             "receipts": {one.event.get("causationid") for one in reports if one.kind.startswith("approval.")},
         }
         return self._page(request, "event.html", context)
+
+    def _away(self, request: Request) -> Response:
+        """Show what was put away."""
+        with self.store.reading() as store:
+            context = {
+                "away": forget.away(store),
+                "token": self.sessions.token(_session(request), request.state.person),
+                **self._filters(store, EVERY, "/away", []),
+                **self._base(store, self.clock.wall()),
+            }
+        return self._page(request, "away.html", context)
 
     def _history(self, request: Request) -> Response:
         """Show the figures of the last days."""
@@ -318,7 +358,8 @@ class Web:
 
         with self.store.reading() as store:
             found, more = _answer(request, partial(rows.open_events, store, wanted), after)
-        return _json(api.EventList(events=found, next=more))
+            away = rows.count(store, "event_now", Where("is_open AND due = 'away'", ()) & wanted.of_events())
+        return _json(api.EventList(events=found, put_away=away, next=more))
 
     def _api_event(self, request: Request) -> Response:
         _checked(request, "/events/{event_id}")
@@ -371,15 +412,26 @@ class Web:
     def _ordered(self, body: bytes, by: str) -> list[Received]:
         """Put VMs or an event away."""
         given, at = forget.ORDER.validate_json(body), self.clock.wall()
-        ids = {one.lower() for one in given.ResourceIds}
+        why, ids = sanitize(given.Reason), {one.lower(): one for one in given.ResourceIds}
+        if not why:
+            raise ValueError("expected a Reason that is not blank")
         with self.store.reading() as store:
-            vms = [vm for vm in forget.forgettable(store, EVERY) if vm.resource_id.lower() in ids]
-            event = rows.find_event(store, given.EventId)
-        if len(vms) < len(ids) or not (event or vms):
-            text = "No such event, or not all of these VMs are silent or stopped."
-            raise HTTPException(HTTPStatus.NOT_FOUND, text)
-        notes = [forget.dismissed(event, by=by, now=at, why=given.Reason)] if event else []
-        return notes + forget.forgotten(vms, by=by, now=at, why=given.Reason)
+            vms = {vm.resource_id.lower(): vm for vm in forget.forgettable(store, EVERY)}
+            event = rows.find_event(store, given.EventId) if given.EventId else None
+            done = {vm.resource_id.lower() for one in forget.away(store) for vm in one.vms}
+        faults = [one for key, one in ids.items() if key not in vms.keys() | done]
+        if given.EventId and not (event and event.due in (*rows.DUES, "away")):
+            faults.append(given.EventId)
+        if faults or not (ids or given.EventId):
+            named = ", ".join(faults) or "none was named"
+            text = f"Nothing was put away. No open event, or no VM that is silent or stopped: {named}"
+            raise HTTPException(HTTPStatus.NOT_FOUND, sanitize(text, 2000))
+        notes = (
+            [forget.dismissed(event, by=by, now=at, why=why, hours=given.Hours)]
+            if event and event.due != "away"
+            else []
+        )
+        return notes + forget.forgotten([vms[one] for one in ids if one in vms], by=by, now=at, why=why)
 
     def _metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -388,7 +440,7 @@ class Web:
     async def _stream(self, _: Request) -> Response:
         if self.live.is_full:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "Too many open pages.")
-        return StreamingResponse(self.live.stream(), media_type="text/event-stream")
+        return _LiveResponse(self.live)
 
     async def _approve(self, request: Request) -> Response:
         """Send an approval, if the POST comes from the form of a page of this console."""
@@ -414,8 +466,51 @@ class Web:
         self.sessions.check(person, request.cookies.get(COOKIE, ""), given)
         if event.due not in rows.DUES or not why:
             raise NotApproved("It needs a comment, and the event has to be open.")
-        log.warning("event dismissed", extra={"by": person.name, "event_id": event.event_id, "reason": why})
-        return [forget.dismissed(event, by=person.name, now=self.clock.wall(), why=why)]
+        if given.get("shown") != digest(event):
+            raise NotApproved("The event has changed since the page was shown: read it again.")
+        return self._away_events([event], person, why, given)
+
+    def _away_events(
+        self, events: list[EventRow], person: Person, why: str, given: Mapping[str, str]
+    ) -> list[Received]:
+        asked, at = given.get("hours", ""), self.clock.wall()
+        hours = float(asked) if asked in map(str, forget.HOURS) else None
+        try:
+            found = [forget.dismissed(one, by=person.name, now=at, why=why, hours=hours) for one in events]
+        except ValueError as error:
+            raise NotApproved(str(error)) from None
+        ids = [event.event_id for event in events]
+        log.warning("events dismissed", extra={"by": person.name, "event_ids": ids, "reason": why})
+        return found
+
+    def _dismissed_wave(self, request: Request, given: Mapping[str, str]) -> list[Received]:
+        """Put the events of a wave away: those that are overdue, or all."""
+        person, why = request.state.person, sanitize(given.get("reason", ""))
+        with self.store.reading() as store:
+            found = waves.wave_of(
+                waves.waves(rows.every_open(store, _filter(request))), given.get("wave", "")
+            )
+            some = found.events if found else ()
+            keys = [one.key for one in some if one.due == "overdue" or given.get("which") == "all"]
+            events = rows.events_of(store, keys)
+        self.sessions.check(person, request.cookies.get(COOKIE, ""), given)
+        if not found or given.get("shown") != found.digest:
+            raise NotApproved("The wave has changed since the page was shown: read it again.")
+        if not why or not events or given.get("confirm", "").strip() != str(len(events)):
+            raise NotApproved("It needs a comment, and the number of the events.")
+        return self._away_events(events, person, why, given)
+
+    def _restored(self, request: Request, given: Mapping[str, str]) -> list[Received]:
+        """Bring back what was put away."""
+        person = request.state.person
+        with self.store.reading() as store:
+            found = [one for one in forget.away(store) if one.key == given.get("away")]
+        self.sessions.check(person, request.cookies.get(COOKIE, ""), given)
+        if not found:
+            raise NotApproved("It is back already: read the page again.")
+        ids = [event.event_id for event in found[0].events]
+        log.warning("brought back", extra={"by": person.name, "event_ids": ids})
+        return forget.restored(found[0], by=person.name, now=self.clock.wall())
 
     def _forgotten(self, request: Request, given: Mapping[str, str]) -> list[Received]:
         person = request.state.person
@@ -425,7 +520,8 @@ class Web:
         if given.get("shown") != forget.digest(vms) or given.get("confirm", "").strip() != str(len(vms)):
             raise NotApproved("The VMs have changed, or this is not their number: read the page again.")
         log.warning("VMs forgotten", extra={"by": person.name, "vms": [vm.name for vm in vms]})
-        return forget.forgotten(vms, by=person.name, now=self.clock.wall())
+        why = sanitize(given.get("reason", ""))
+        return forget.forgotten(vms, by=person.name, now=self.clock.wall(), why=why)
 
     async def _from_form(
         self, request: Request, refusal: str, work: Callable[[Request, Mapping[str, str]], Result]
@@ -500,7 +596,7 @@ class Web:
         return {
             "filter": wanted,
             "path": path,
-            "kept": {name: value for name, value in kept.items() if value not in ("", now.DEFAULT_WINDOW)},
+            "kept": {name: value for name, value in kept.items() if value},
             "types": types,
             "sources": KNOWN_VALUES["EventSource"],
             "group_names": groups,
@@ -549,6 +645,19 @@ class Web:
         response = self._page(request, "error.html", context, status)
         response.headers.update(headers or {})
         return response
+
+
+class _LiveResponse(Response):
+    """Streams versions, and counts before the first await: many requests come at once."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {"x-accel-buffering": "no"}  # else nginx holds them back
+        with self._live.place() as changed:
+            stream = StreamingResponse(self._live.stream(changed), 200, headers, "text/event-stream")
+            await stream(scope, receive, send)
 
 
 @dataclass(frozen=True)
@@ -661,19 +770,37 @@ def _templates() -> Environment:
     environment.filters |= {
         "text": sanitize,
         "iso": lambda at: iso_utc(datetime.fromtimestamp(at, UTC)),
-        "clock": lambda at: f"{datetime.fromtimestamp(at, UTC):%d %b %H:%M:%S} UTC",
+        "clock": _clock,
         "duration": format_duration,
         "relative": lambda at, at_now: format_relative(at - at_now, exact=at > at_now),
         "css": now.css_class,
         "cell": fleet.cell,
         "describe": fleet.describe,
         "names": now.vm_names,
+        "short_names": now.short_names,
+        "pick": lambda counts, name: counts.get(name, 0),
         "joined": story.write_names,
         "impact": story.impact_text,
         "segment": lambda value, safe="": quote(value, safe=safe),
     }
-    environment.globals |= {"static_url": static_url, "app_version": __version__}
+    environment.globals |= {"static_url": static_url, "app_version": __version__, "away_hours": forget.HOURS}
     return environment
+
+
+def _clock(at: float, now_at: float | None = None) -> str:
+    """Write a time; beside the present one, without seconds, and of today without the date."""
+    given = datetime.fromtimestamp(at, UTC)
+    if now_at is None:
+        return f"{given:%d %b %H:%M:%S} UTC"
+    is_today = given.date() == datetime.fromtimestamp(now_at, UTC).date()
+    return f"{given:%H:%M} UTC" if is_today else f"{given:%d %b %H:%M} UTC"
+
+
+def _newest(reports: Sequence[ReportRow]) -> list[tuple[str, float, str]]:
+    """Return the newest CloudEvents, as many as a page holds, and at least one."""
+    sizes = accumulate(len(report.body) for report in reversed(reports))
+    shown = max(1, sum(size <= _RAW_BYTES for size in islice(sizes, MAX_RAW)))
+    return [_raw(report) for report in reports[-shown:]]
 
 
 def _raw(report: ReportRow) -> tuple[str, float, str]:

@@ -26,7 +26,7 @@ _PER_MINUTE = 20
 _KEPT_COMMANDS = 1000
 COOKIE_SECONDS = 12 * 3600
 # What changes while the event stays the same, as reports arrive and time passes. The digest has the rest.
-_PASSING = ("approval", "prepared", "last_change_at", "due", "seen", "seen_by_others", "seen_late")
+_PASSING = ("approval", "prepared", "last_change_at", "due", "seen", "seen_by_others", "seen_late", "heard")
 
 Send = Callable[[str, Vm, str, str], str]
 
@@ -100,7 +100,7 @@ class Approvals(Sessions):
         if not person.is_approver or event.status != "Scheduled" or not event.is_open or not event.resources:
             return None
         vm = _listener(event, vms)
-        return Form(shown=_digest(event), vm=vm.name if vm else event.resources[0])
+        return Form(shown=digest(event), vm=vm.name if vm else event.resources[0])
 
     def approve(
         self, event: EventRow, vms: Sequence[VmRow], person: Person, session: str, given: Mapping[str, str]
@@ -142,7 +142,7 @@ class Approvals(Sessions):
             raise NotApproved(
                 f"The event is {sanitize(event.status, 40)} now and cannot be approved any more."
             )
-        if given.get("shown") != _digest(event):
+        if given.get("shown") != digest(event):
             raise NotApproved("The event has changed since the page was shown: read it again.")
         if not sanitize(given.get("reason", "")):
             raise NotApproved("An approval needs a reason.")
@@ -159,7 +159,8 @@ def new_session() -> str:
     return token_urlsafe(24)
 
 
-def _digest(event: EventRow) -> str:
+def digest(event: EventRow) -> str:
+    """Return what identifies the content of an event's form."""
     shown = repr([getattr(event, one.name) for one in fields(event) if one.name not in _PASSING])
     return sha256(shown.encode("utf-8", "replace")).hexdigest()[:32]
 

@@ -7,11 +7,12 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from itertools import chain, repeat
 from operator import attrgetter
 from pathlib import Path
 
 from bridge.console import expected
-from bridge.console.received import DISMISSED, EXPECTED, FORGOTTEN, Received, own_event, read_event
+from bridge.console.received import EXPECTED, OF_PEOPLE, OWN_PREFIX, Received, own_event, read_event
 from bridge.console.store import VERSION, Store, connect_to_read
 from bridge.console.tables import get_meta
 from bridge.contract.types import TYPE_PREFIX
@@ -26,18 +27,23 @@ SELECT vm.name, resource_id, scale_set, zone, location, tagged.tags
 FROM vm JOIN scope ON scope.id = vm.scope JOIN tagged ON tagged.id = vm.tags WHERE {}
 ORDER BY natural, vm.id
 """
-_NOTES = (FORGOTTEN, DISMISSED)
-_OWN = "SELECT body FROM event WHERE kind IN (?, ?) ORDER BY n"
+_OWN = "SELECT body FROM event WHERE kind IN (?, ?, ?) ORDER BY n"
 
 
 def import_events(
-    store: Store, lines: Iterable[tuple[str, bytes]], *, now: float, tell: Callable[[str], None]
+    store: Store,
+    lines: Iterable[tuple[str, bytes]],
+    *,
+    own: Iterable[tuple[str, bytes]] = (),
+    now: float,
+    tell: Callable[[str], None],
 ) -> Counter[str]:
     """Add the events of archives and exports, each as if it had arrived at its own time.
 
     Args:
         store: may have some of them.
-        lines: where each is, and a CloudEvent.
+        lines: where each is, and a CloudEvent; what only a console writes is ignored: anybody may send an archive.
+        own: the same of files that a console has exported.
         now: seconds since 1970, the time of events that have none.
         tell: is given what is wrong with the first lines that cannot be read; the others are added all the same.
 
@@ -49,9 +55,9 @@ def import_events(
     """
     counts = Counter[str]()
     batch, notes, lists = list[Received](), list[Received](), list[Received]()
-    for place, line in lines:
+    for (place, line), is_own in chain(zip(lines, repeat(False)), zip(own, repeat(True))):
         try:
-            event = _read(line, now) if line.strip() else None
+            event = _read(line, now, is_own=is_own) if line.strip() else None
         except ValueError as error:
             counts["unreadable"] += 1
             if counts["unreadable"] <= MAX_FAULTS:
@@ -60,7 +66,7 @@ def import_events(
         if event is None:
             counts["ignored"] += 1
         else:
-            kept = lists if event.kind == EXPECTED else notes if event.kind in _NOTES else batch
+            kept = lists if event.kind == EXPECTED else notes if event.kind in OF_PEOPLE else batch
             kept.append(event)
         if len(batch) == BATCH_EVENTS:
             _add(store, batch, counts)
@@ -71,7 +77,7 @@ def import_events(
     return counts
 
 
-def _read(line: bytes, now: float) -> Received | None:
+def _read(line: bytes, now: float, *, is_own: bool) -> Received | None:
     """Read one line; None if it is no event of imds-bridge.
 
     Raises:
@@ -81,7 +87,7 @@ def _read(line: bytes, now: float) -> Received | None:
     # an export has more of each expected VM than the list that was sent
     given = read_object(body, max_bytes=len(body), decoder=decoder)
     check_event(given)
-    if not given["type"].startswith(TYPE_PREFIX):
+    if not given["type"].startswith(TYPE_PREFIX) or (not is_own and given["type"].startswith(OWN_PREFIX)):
         return None
     event = read_event(given, body, now=now)
     if event.kind == EXPECTED:
@@ -113,7 +119,7 @@ def export_own(path: Path) -> Iterator[bytes]:
             for wanted in ("expected <> 0", "expected = 1") if listed_at else ():  # who has left it was on it
                 vms = [*map(_listed, store.execute(_LISTED.format(wanted)))]
                 yield own_event(EXPECTED, {"Vms": vms}, now=listed_at).body
-            yield from (body for (body,) in store.execute(_OWN, _NOTES))
+            yield from (body for (body,) in store.execute(_OWN, OF_PEOPLE))
     except sqlite3.Error as error:
         raise StateError(f"{path} cannot be read: {error}") from error
 

@@ -34,12 +34,12 @@ See docs/console.md.
 """
 _IMPORT = """\
 Adds what the files have to the console's store, which is made if there is none. Stop the console before. Each line
-is a CloudEvent, as `audit.py --consume`, `imds-bridge forward` to stdout and `console export` write them. The order
-of lines and files does not matter, and what the store has already is not added again. What is older than
-retain_days is deleted when the console runs.
+is a CloudEvent, as `audit.py --consume` and `imds-bridge forward` to stdout write them. What `console export` wrote
+is believed only in a file after --own. The order of lines and files does not matter, and what the store has already
+is not added again. What is older than retain_days is deleted when the console runs.
 
 examples:
-  imds-bridge console import archive.jsonl own.jsonl
+  imds-bridge console import archive.jsonl --own own.jsonl
   zcat 2026-*.jsonl.gz | imds-bridge console import -
 """
 _EXPORT = """\
@@ -62,19 +62,25 @@ def configure(command: argparse.ArgumentParser) -> None:
     text = "make a new store of archives, or add them to one; without an action, the console runs"
     added = add_command(actions, "import", text)
     complete(added, _import, epilog=_IMPORT)
-    added.add_argument("files", nargs="+", metavar="FILE", help="JSON lines; - for standard input")
+    added.add_argument("files", nargs="*", metavar="FILE", help="JSON lines; - for standard input")
+    added.add_argument("--own", action="append", default=[], metavar="FILE", help="what console export wrote")
     text = "print what no archive has: expected VMs, and what people have put away"
     complete(add_command(actions, "export", text), _export, epilog=_EXPORT)
 
 
 def _import(arguments: argparse.Namespace) -> int:
+    if not arguments.files and not arguments.own:
+        raise UsageError("expected a FILE, or --own FILE")
     folder, clock = state_folder(arguments), Clock()
     with ExitStack() as stack:
-        files = {name: stack.enter_context(_open(name)) for name in arguments.files}
+        files, own = (
+            {name: stack.enter_context(_open(name)) for name in names}
+            for names in (arguments.files, arguments.own)
+        )
         stack.callback(folder.release)
         store = stack.enter_context(closing(open_store(folder, clock)))
         try:
-            counts = import_events(store, _lines(files), now=clock.wall(), tell=_tell)
+            counts = import_events(store, _lines(files), own=_lines(own), now=clock.wall(), tell=_tell)
         except (OSError, sqlite3.Error) as error:
             raise StateError(f"{error}; what was added before stays, so import the files again") from error
     show(", ".join(f"{counts[kind]:,} {kind}" for kind in KINDS))

@@ -34,7 +34,7 @@ CREATE TABLE scope (
 CREATE INDEX scope_in_order ON scope ("group", scope);
 CREATE TABLE tagged (id INTEGER PRIMARY KEY, tags TEXT NOT NULL) STRICT;
 -- Those that have reported, and those that are expected and have not: `alive_at` is 0 then. `expected` is 1 on the newest
--- list of expected VMs, and -1 on an earlier one only. `clock` is how far a VM's clock was ahead of the console's.
+-- list of expected VMs, and -1 on an earlier one only, also before it is heard of: such a VM is shown nowhere. `heard` is the number of the last commit about it, `clock` is how far a VM's clock was ahead of the console's.
 -- From `left_at` on, a VM is on no list unless it reports: a day after an event has deleted it, since it was put away, or
 -- once it is silent and no longer expected. Most VMs of a fleet whose VMs are replaced have left: nobody has to look at them.
 CREATE TABLE vm (
@@ -58,10 +58,23 @@ CREATE TABLE vm (
     imds_at REAL NOT NULL DEFAULT 0,
     unreachable_since REAL,
     expected INTEGER NOT NULL DEFAULT 0,
-    put_away_at REAL NOT NULL DEFAULT 0,
+    heard REAL NOT NULL DEFAULT 0,
     doubled_at REAL NOT NULL DEFAULT 0,
     left_at REAL NOT NULL DEFAULT 9e99
 ) STRICT;
+-- What was put away last, an event by its key or a VM by its id, and until when: 0 once it was brought back. `number` is that of
+-- the commit, `covers` that of the last commit about it that was known then, and `seen` the time of the last report: what is
+-- later than one of both brings it back. An import has no commits to compare.
+CREATE TABLE away (
+    what ANY PRIMARY KEY,
+    number REAL NOT NULL,
+    covers REAL NOT NULL,
+    seen REAL NOT NULL,
+    at REAL NOT NULL,
+    until REAL NOT NULL,
+    person TEXT NOT NULL,
+    why TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
 -- Each run of a process: the numbers from `first` to `last` have arrived but for those in `hole`. `missing` counts them, and
 -- what is before `first` if an earlier run is known: then the console has heard of the VM before this run began. Of a run
 -- that only the next one names, `first` is after `last`.

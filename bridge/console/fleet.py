@@ -16,6 +16,12 @@ from bridge.console.rows import DAY, PREPARATIONS, WATCHES, VmRow
 from bridge.formats.text import format_duration
 from bridge.runtime.text import sanitize
 
+# The three states of a VM; each has a sign of its own: the colour, a mark, and the border.
+AXES = (
+    ("Event", ("Started", "Scheduled")),
+    ("Prepared", (*PREPARATIONS, "outofwork")),
+    ("Watched", WATCHES),
+)
 STATES = ("Started", "Scheduled", *PREPARATIONS, *WATCHES)
 _KEPT_CELLS = 20_000
 
@@ -45,11 +51,19 @@ def _group(vms: list[VmRow]) -> Group:
     )
 
 
-def describe(vm: VmRow, now: float) -> str:
-    """Return the state of a VM in words: its event, and since when nobody watches it."""
+def describe(vm: VmRow, now: float, *, is_away: bool = False) -> str:
+    """Return the state of a VM in words: its event, and since when nobody watches it.
+
+    `is_away`: an event that was put away names it and is still to come.
+    """
     watch = vm.describe_watch(now)
-    parts = [_describe_event(vm, now), vm.preparation, watch] if vm.event else [watch or "quiet"]
+    parts = (
+        [_describe_event(vm, now), vm.preparation, watch]
+        if vm.event
+        else [watch or "no event" * (not is_away)]
+    )
     parts += [f"{vm.waiting} waiting"] * bool(vm.waiting) + [f"{vm.missing} missing"] * bool(vm.missing)
+    parts += ["event put away"] * is_away
     parts += ["two forwarders at once"] * (now - (vm.doubled_at or 0.0) < DAY)
     return ", ".join(filter(None, parts))
 
@@ -65,11 +79,11 @@ def _describe_event(vm: VmRow, now: float) -> str:
     return f"{kind} in {format_duration(vm.starts_at - now)}" if vm.starts_at > now else f"{kind} due"
 
 
-def cell(vm: VmRow, now: float, query: str = "") -> Markup:
-    """Return a cell's HTML; `query` is the end of its link."""
-    css = f"{css_class(vm.event_type)} {vm.watch} {vm.event}" if vm.event else vm.watch
+def cell(vm: VmRow, now: float, query: str = "", *, is_away: bool = False) -> Markup:
+    """Return a cell's HTML; `query` is the end of its link, `is_away` as of `describe`."""
+    css = f"{css_class(vm.event_type)} {vm.watch} {vm.event} {vm.preparation}" if vm.event else vm.watch
     address = f"/event/{quote(vm.event_id.lower(), safe='')}{query}" if vm.event_id else ""
-    return _cell_html(vm.name, css, describe(vm, now), address)
+    return _cell_html(vm.name, css, describe(vm, now, is_away=is_away), address)
 
 
 @lru_cache(maxsize=_KEPT_CELLS)

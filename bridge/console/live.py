@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 
 MAX_STREAMS = 200
@@ -70,22 +70,27 @@ class Live:
         """Return how long a stream waits after the message of a change."""
         return min(max(APART_SECONDS, len(self._streams) * STREAM_SECONDS), REPEAT_SECONDS)
 
-    async def stream(self) -> AsyncIterator[str]:
-        """Yield the version now, after each change, and again and again in between."""
+    @contextmanager
+    def place(self) -> Iterator[asyncio.Event]:
+        """Count a stream as long as it is answered, and give what wakes it."""
         changed = asyncio.Event()
         self._streams.add(changed)
         try:
-            yield self._message()
-            while not self._closed.is_set():
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), REPEAT_SECONDS)
-                is_change = changed.is_set()
-                changed.clear()
-                yield self._message()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closed.wait(), is_change * self.apart_seconds())
+            yield changed
         finally:
             self._streams.discard(changed)
+
+    async def stream(self, changed: asyncio.Event) -> AsyncIterator[str]:
+        """Yield the version now, after each change, and again and again in between."""
+        yield self._message()
+        while not self._closed.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), REPEAT_SECONDS)
+            is_change = changed.is_set()
+            changed.clear()
+            yield self._message()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), is_change * self.apart_seconds())
 
     def _message(self) -> str:
         return f"event: version\ndata: {self._version()}\n\n"

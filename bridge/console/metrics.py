@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bridge.console import rows
-from bridge.console.rows import PREPARATIONS, WATCHES
+from bridge.console.rows import PREPARATIONS, WATCHES, Where
 from bridge.console.store import Store
 from bridge.contract.status import Status
 from bridge.contract.types import KNOWN_VALUES
@@ -57,6 +57,7 @@ class Figures(Collector):
         try:
             with self._store.reading() as store:
                 events, counted = rows.count_types(store), rows.count_vms(store)
+                put_away = rows.count(store, "event_now", Where("is_open AND due = 'away'", ()))
         except sqlite3.Error:
             available = False
         else:
@@ -66,6 +67,7 @@ class Figures(Collector):
             ):
                 yield gauge(f"console_{name}", text, ("state",), {one: counted[one] for one in states})
             yield _open_events(events)
+            yield single("console_put_away", "Open events that people have put away.", put_away)
         text = "0 while the store cannot be written or read."
         yield single("storage_available", text, available)
 

@@ -10,7 +10,8 @@ WITH open AS MATERIALIZED (
     SELECT key, event_type IN ('Preempt', 'Terminate') AS is_deletion, event_type IN program AS has_programs, status, started_at, not_before, moment.at AS now,
         iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
         max(ifnull(not_before, started_at), ifnull(started_at, not_before)) AS over_at
-    FROM moment CROSS JOIN scheduled INDEXED BY scheduled_current WHERE is_open AND dismissed_at < received_at
+    FROM moment CROSS JOIN scheduled INDEXED BY scheduled_current WHERE is_open AND NOT EXISTS (
+        SELECT 1 FROM away WHERE what = key AND covers >= heard AND seen >= last_change_at AND until > moment.at)
     AND max(last_change_at, ifnull(not_before, 0)) > away
     AND iif(event_type IN ('Preempt', 'Terminate'), max(last_change_at, ifnull(not_before, 0)), 9e99) > moment.at - 86400
 ), known AS MATERIALIZED (
@@ -45,5 +46,6 @@ SELECT affected.place, key, urgency, event, CASE
         ELSE iif(event = 'Started' OR ifnull(starts_at, 0) < (SELECT at FROM moment) + 900, 'unprepared', 'waiting') END,
     affected.name, affected.folded, iif(vm.id IS NULL, ifnull((SELECT scope.id FROM scheduled JOIN scope USING ("group", scope)
         WHERE scheduled.key = current.key), 0), 0), vm.id IS NULL
-FROM current CROSS JOIN affected USING (key) LEFT JOIN readiness USING (key, folded) LEFT JOIN vm USING (place)
+FROM current CROSS JOIN affected USING (key) LEFT JOIN readiness USING (key, folded)
+    LEFT JOIN vm ON vm.place = affected.place AND (alive_at > 0 OR expected = 1)
 ORDER BY urgency, ifnull(starts_at, 0), key;

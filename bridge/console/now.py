@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from bridge.console.rows import DAY, HOUR, MINUTE, OF_PLACE, EventRow, Filter, OpenRow
+from bridge.console.rows import DAY, HOUR, OF_PLACE, EventRow, Filter, OpenRow
 from bridge.console.story import MINIMUM_NOTICE_SECONDS
 from bridge.console.waves import Wave
 from bridge.formats.text import format_duration, join_names, plural
 from bridge.runtime.text import sanitize
 
-WINDOWS = {"4h": 4 * HOUR, "24h": DAY, "7d": 7 * DAY}
-DEFAULT_WINDOW = "24h"
-_TICKS = {
-    "4h": (5 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 4 * HOUR),
-    "24h": (15 * MINUTE, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY),
-    "7d": (HOUR, 6 * HOUR, DAY, 2 * DAY, 4 * DAY, 7 * DAY),
-}
+WINDOWS = {"": 0.0, "1h": HOUR, "4h": 4 * HOUR, "24h": DAY, "7d": 7 * DAY}  # "" fits what is shown
+DEFAULT_WINDOW = ""
+_LENGTHS = (900.0, 1800.0, *(hours * HOUR for hours in (1, 2, 4, 8, 12, 24, 48, 96, 168)))
+_TICKS = (60.0, 120.0, 300.0, 600.0, *_LENGTHS)
+_TICK_APART = 17.0  # percent of the width
 _NOW_X = 4.0  # percent of the width that is left for what has started
 _UNKNOWN_SECONDS = 600.0  # how long a bar is whose duration is unknown
 _LEAST_WIDTH = 0.8
 STEP_SECONDS = 15.0  # the bars move in steps, so that they are seldom sent again
 COLUMN_WIDTH = 0.4
 BAR_HEIGHT = 18
-MAX_BARS = 40
-FIRST_BARS = 6  # of more than MAX_BARS: the others are opened
 MAX_NAMES = 3
 
 
@@ -38,10 +34,10 @@ class Bar:
     `columns` are the density of a wave, how many start when: place, width, and height in pixels.
     """
 
-    wave: Wave
     x: float
     width: float
     is_hatched: bool
+    is_after: bool
     columns: tuple[tuple[float, float, float], ...]
 
 
@@ -53,15 +49,13 @@ class Timeline:
         window: its name.
         now_x: the place of the line at now, in percent.
         ticks: places and texts.
-        bars: what starts within it: what is always shown, and more.
-        later: how many events start after it.
+        bars: by the key of a line; what starts after the window is a mark at its end.
     """
 
     window: str
     now_x: float
     ticks: tuple[tuple[float, str], ...]
-    bars: tuple[tuple[Bar, ...], tuple[Bar, ...]]
-    later: int
+    bars: Mapping[str, Bar]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +80,12 @@ def vm_names(event: EventRow | Wave, *, max_names: int = MAX_NAMES) -> str:
     return join_names(shown, max_length=400, max_names=max_names) if shown else "no VM is named"
 
 
+def short_names(event: EventRow) -> str:
+    """Return the first affected VM, and how many more there are: `web-0 +4`."""
+    names = event.resources
+    return sanitize(names[0], 64) + f" +{len(names) - 1}" * (len(names) > 1) if names else "no VM is named"
+
+
 def headline(
     dues: Mapping[str, tuple[int, int, int]], *, vms: int, is_filtered: bool, unmatched: str = ""
 ) -> str:
@@ -105,17 +105,21 @@ def headline(
     started, soon, overdue, later = (
         dues.get(due, (0, 0, 0)) for due in ("started", "1h", "overdue", "later")
     )
-    parts = [f"{started[0]} in progress"] * bool(started[0])
-    parts += [f"{soon[0]} within the hour ({plural(soon[2], 'VM')})"] * bool(soon[0])
-    parts += [f"{overdue[0]} overdue"] * bool(overdue[0])
+    parts = [f"{overdue[0]} overdue"] * bool(overdue[0])
+    parts += [f"{started[0]} in progress"] * bool(started[0])
+    parts += [f"{soon[0]} within the hour"] * bool(soon[0])
     return ", ".join(parts) or f"Nothing within the hour, {later[0]} later"
 
 
 def unwatched(vms: Mapping[str, int]) -> str:
     """Return the end of the headline: how many VMs nobody watches, "" if somebody watches all of them."""
     number = vms["unwatched"]
-    verb = "is" if number == 1 else "are"
-    return f"; {number} of {plural(vms[''], 'VM')} {verb} not watched" if number else ""
+    return f"; {plural(number, 'VM')} not watched" if number else ""
+
+
+def put_away(number: int) -> str:
+    """Return the end of the headline: how many events that were put away are still to come."""
+    return f"; {number} put away, still to come" if number else ""
 
 
 def clock_fault(ahead: float | None) -> str:
@@ -138,9 +142,9 @@ def tiles(dues: Mapping[str, tuple[int, int, int]], vms: Mapping[str, int], want
         _due_tile(dues.get(due, (0, 0, 0)), due, text, css, wanted)
         for due, text, css in (
             ("overdue", "overdue", "bad"),
-            ("started", "in progress", "bad"),
-            ("1h", "due within 1 h", "warn"),
-            ("later", "due later", "plain"),
+            ("started", "in progress", "plain"),
+            ("1h", "within 1 h", "warn"),
+            ("later", "later", "plain"),
         )
     ]
     named, with_event, of_fleet = (
@@ -149,12 +153,12 @@ def tiles(dues: Mapping[str, tuple[int, int, int]], vms: Mapping[str, int], want
         wanted.only(*OF_PLACE),
     )
     verb = "has" if with_event == 1 else "have"
-    detail = f"of which {with_event} {verb} an event" if with_event else "may miss events"
+    detail = f"{with_event} {verb} an event" if with_event else "may miss events"
     of_vms = (
-        (vms["unprepared"], "unprepared", "less than 15 min, or started", "bad", "unprepared"),
+        (vms["unprepared"], "unprepared", "15 min left, or less", "bad", "unprepared"),
         (vms["outofwork"], "out of work", "not put back", "bad", "outofwork"),
-        (vms["unwatched"], "not watched", detail, "grey", "unwatched"),
-        (vms[""], "known VMs", f"{named} with events", "good", ""),
+        (vms["unwatched"], "not watched", detail, "warn", "unwatched"),
+        (vms[""], "VMs", f"{named} with events", "plain", ""),
     )
     return found + [
         Tile(
@@ -167,7 +171,7 @@ def tiles(dues: Mapping[str, tuple[int, int, int]], vms: Mapping[str, int], want
 
 def _due_tile(counts: tuple[int, int, int], due: str, text: str, css: str, wanted: Filter) -> Tile:
     events, users, vms = counts
-    detail = f"on {plural(vms, 'VM')}" + (f", {users} by users" if users else "")
+    detail = plural(vms, "VM") + (f", {users} by users" if users else "")
     address = f"/{wanted.query(due=due, status='')}"
     return Tile(number=events, text=text, detail=detail, css=css, address=address)
 
@@ -178,20 +182,54 @@ def timeline(waves: Sequence[Wave], now: float, window: str) -> Timeline:
     Args:
         waves: those of the page's table.
         now: seconds since 1970.
-        window: one of WINDOWS.
+        window: one of WINDOWS; the one that fits is the shortest that has nearly all lines.
     """
-    length = WINDOWS[window]
     waves = [wave for wave in waves if any(event.due != "gone" for event in wave.events)]
-    inside = [wave for wave in waves if (wave.first.starts_at or now) < now + length]
-    bars = tuple(_bar(wave, now, length) for wave in inside)
-    first = FIRST_BARS if len(bars) > MAX_BARS else MAX_BARS
+    length = WINDOWS[window] or _fitting([_last_start(wave, now) for wave in waves])
+    ticks = [length]
+    for tick in reversed(_TICKS):
+        if (
+            place(ticks[-1], length) - place(tick, length) >= _TICK_APART
+            and place(tick, length) > _NOW_X + 10
+        ):
+            ticks.append(tick)
     return Timeline(
         window=window,
         now_x=_NOW_X,
-        ticks=tuple((place(tick, length), f"+{format_duration(tick)}") for tick in _TICKS[window]),
-        bars=(bars[:first], bars[first:]),
-        later=sum(len(wave.events) for wave in waves) - sum(len(wave.events) for wave in inside),
+        ticks=tuple((place(tick, length), f"+{format_duration(tick)}") for tick in reversed(ticks)),
+        bars={wave.key: _bar(wave, now, length) for wave in waves},
     )
+
+
+def _last_start(wave: Wave, now: float) -> float:
+    return max((event.starts_at or now) for event in wave.events) - now
+
+
+def _fitting(starts: Sequence[float]) -> float:
+    """Return the length of the shortest window that has all starts but a tenth, or all of up to three."""
+    outside = max(1, len(starts) // 10) if len(starts) > 3 else 0  # noqa: PLR2004
+    latest = sorted(starts)[-1 - outside] if starts else 0.0
+    return next((one for one in _LENGTHS if latest <= one), _LENGTHS[-1])
+
+
+def turns(events: Iterable[OpenRow]) -> dict[str, float]:
+    """Return when about each event that takes turns has its own: once those before it in its scope are over.
+
+    It is an estimate: an event before it may be approved earlier, or last longer than its known impact.
+    """
+    found: dict[str, float] = {}
+    over: dict[str, float] = {}
+    some = (
+        one
+        for one in events
+        if one.event_type != "Terminate" and one.prepared is not None and one.due != "gone"
+    )
+    for event in sorted(some, key=lambda one: (one.status != "Started", one.starts_at or 0.0, one.key)):
+        if event.status == "Scheduled" and event.scope in over:
+            found[event.key] = over[event.scope]
+        end = (event.starts_at or 0.0) + max(0, event.duration_seconds or 0)
+        over[event.scope] = max(over.get(event.scope, 0.0), end)
+    return found
 
 
 def place(seconds: float, length: float) -> float:
@@ -207,7 +245,7 @@ def _bar(wave: Wave, now: float, length: float) -> Bar:
     counts = Counter(int((x - left) / COLUMN_WIDTH) for x, _ in spans)
     highest = max(counts.values())
     return Bar(
-        wave=wave,
+        is_after=(wave.first.starts_at or now) - now > length,
         x=left,
         width=round(right - left, 2),
         is_hatched=any(not _is_known(event) for event in wave.events),

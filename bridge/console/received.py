@@ -20,6 +20,8 @@ SCHEDULED_EVENT, APPROVAL = "scheduledevent", "approval"
 HEARTBEAT, DOCUMENT = "bridge.heartbeat", "document.changed"
 # Only the console itself writes these.
 EXPECTED, FORGOTTEN, DISMISSED = "console.expected", "console.forgotten", "console.dismissed"
+RESTORED = "console.restored"  # takes back one of the last two
+OF_PEOPLE = (FORGOTTEN, DISMISSED, RESTORED)
 OWN_PREFIX, _SOURCE = f"{TYPE_PREFIX}console.", "urn:imds-bridge:console"
 MAX_TEXT = 300
 MAX_TAGS = 50  # as many as Azure allows
@@ -133,7 +135,7 @@ def own_event(kind: str, data: Mapping[str, Json], *, now: float) -> Received:
     """Return an event that the console itself writes; a sender of events cannot.
 
     Args:
-        kind: EXPECTED, FORGOTTEN or DISMISSED.
+        kind: EXPECTED, FORGOTTEN, DISMISSED or RESTORED.
         data: of the event.
         now: seconds since 1970.
     """
@@ -185,7 +187,7 @@ def clip(value: Json) -> str:
 
 
 def _event_id(kind: str, data: Mapping[str, Json]) -> str:
-    is_about_event = kind == DISMISSED or kind.partition(".")[0] in (SCHEDULED_EVENT, APPROVAL)
+    is_about_event = kind in (DISMISSED, RESTORED) or kind.partition(".")[0] in (SCHEDULED_EVENT, APPROVAL)
     return clip(data.get("EventId")).strip().lower() if is_about_event else ""
 
 

@@ -29,7 +29,7 @@ DUES = ("overdue", "started", "1h", "later", "gone")
 PREPARATIONS = ("unprepared", "failed", "waiting", "prepared")
 UNWATCHED = ("unreachable", "silent", "unknown", "unheard")
 WATCHES = ("watched", *UNWATCHED, "stopped", "gone")
-_INDEXED = "kind NOT IN ('bridge.heartbeat', 'document.changed')"  # the condition of the index by kind
+INDEXED = "kind NOT IN ('bridge.heartbeat', 'document.changed')"  # the condition of the index by kind
 _IN_SCOPE = f"zone, location, min(urgency, iif(watch IN {UNWATCHED}, 5, 9)), natural, folded, resource_id"
 _PAGE = files("bridge.console").joinpath("page.sql").read_text("utf-8")
 _BY_PLACE = f'ORDER BY "group", subscription, scope, {_IN_SCOPE}'
@@ -53,7 +53,9 @@ class EventRow(ScheduledEvent):
     """An event at this moment; of `mine_first`, `mine` counts the VMs of the filter."""
 
     starts_at: Annotated[MaybeTime, Field(description="Of a started event, when it started.")] = None
-    due: Annotated[str, Field(description=f"One of {', '.join(DUES)}, ended, left: no longer followed.")] = ""
+    due: Annotated[
+        str, Field(description=f"One of {', '.join(DUES)}, ended, away: put away, left: no longer followed.")
+    ] = ""
     key: Annotated[str, Field(exclude=True)] = ""
     seen: Annotated[int, Field(description="How many of `resources` are known to have seen it.")] = 0
     seen_by_others: Annotated[int, Field(description="How many others, known within the hour.")] = 0
@@ -67,6 +69,7 @@ class EventRow(ScheduledEvent):
             description="How many of `resources` a program has prepared; null if none has one for this type."
         ),
     ] = None
+    heard: Annotated[float, Field(exclude=True)] = field(default=0.0, compare=False)
     mine: Annotated[int, Field(exclude=True)] = 0
 
     @property
@@ -90,6 +93,9 @@ class OpenRow(NamedTuple):
     duration_seconds: int | None
     prepared: int | None
     resources: str
+    notice_seconds: float | None = None
+    approval: str = ""
+    scope: str = ""
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -123,6 +129,7 @@ class VmRow:
     missing: Annotated[int, Field(description="Events that it published and that have not arrived.")] = 0
     doubled_at: Annotated[MaybeTime, Field(description="When two forwarders of it last ran at once.")] = None
     resource_id: str = ""
+    heard: Annotated[float, Field(exclude=True)] = field(default=0.0, compare=False)
     scope: Annotated[int | None, Field(exclude=True)] = None
     folded: Annotated[str, Field(exclude=True)] = ""
     key: Annotated[str, Field(exclude=True)] = ""
@@ -278,7 +285,9 @@ OF_PLACE = ("vm", "subscription", "group", "tag")  # what chooses VMs
 _CURRENT = Where("key IN (SELECT key FROM current)", ())
 DECIDING = "kind IN ('scheduledevent.updated', 'approval.prepared', 'approval.recovered'), at DESC, n"
 _OF_VM, _OF_NAMED = (f"SELECT place FROM {table} WHERE instr(folded, ?)" for table in ("vm", "named"))  # noqa: S608 - constants
-OUTCOME = "iif(NOT is_open, status, iif(due = 'left', 'Ended', 'Open'))"
+OUTCOME = (
+    "iif(NOT is_open, status, CASE due WHEN 'left' THEN 'Ended' WHEN 'away' THEN 'Put away' ELSE 'Open' END)"
+)
 
 
 def every_open(store: sqlite3.Connection, wanted: Filter) -> list[OpenRow]:
@@ -407,18 +416,19 @@ def preparations_of(store: sqlite3.Connection, key: str) -> dict[str, tuple[str,
     return {folded: (state, detail) for folded, state, detail in store.execute(query, (key,))}
 
 
-def ahead_of(store: sqlite3.Connection, event: EventRow) -> tuple[int, int]:
-    """Count what comes before an event in the order of turns: events that take turns, and the VMs that they name.
+def ahead_of(store: sqlite3.Connection, event: EventRow) -> tuple[int, int, float | None]:
+    """Count what comes before an event in the order of turns: events, their VMs, and when about the last is over.
 
     The order is that of VMs that read one document: what has started, then by NotBefore and EventId.
     """
     query = """
-    SELECT count(*), ifnull(sum(vms), 0) FROM current CROSS JOIN scheduled USING (key)
+    SELECT count(*), ifnull(sum(vms), 0),
+        max(ifnull(current.starts_at, 0) + max(0, ifnull(duration_seconds, 0)))
+    FROM current CROSS JOIN scheduled USING (key)
     WHERE scope = ?1 AND key <> ?2 AND event_type <> 'Terminate' AND (current.event = 'Started'
         OR status = 'Scheduled' AND event_type IN program AND (ifnull(not_before, 0), key) < (ifnull(?3, 0), ?2))
     """
-    events, vms = store.execute(query, (event.scope, event.key, event.not_before)).fetchone()
-    return events, vms
+    return tuple(store.execute(query, (event.scope, event.key, event.not_before)).fetchone())
 
 
 def groups_of(store: sqlite3.Connection) -> tuple[list[str], list[str]]:
@@ -511,7 +521,7 @@ def count_receipts(store: sqlite3.Connection, since: float, wanted: Filter) -> l
     where = wanted.of_events()
     chosen = f"event_id IN (SELECT key FROM event_now WHERE {where.condition})" if wanted else "1"  # noqa: S608 - constants
     rows = store.execute(
-        f"SELECT kind, reason, count(*) FROM event WHERE kind IN {RECEIPTS} AND at > ? AND {_INDEXED} "  # noqa: S608 - constants
+        f"SELECT kind, reason, count(*) FROM event WHERE kind IN {RECEIPTS} AND at > ? AND {INDEXED} "  # noqa: S608 - constants
         f"AND {chosen} GROUP BY 1, 2 ORDER BY 1, 3 DESC",
         (since, *where.values),
     )
@@ -544,7 +554,7 @@ def losses_since(
     chosen = f"event.vm IN (SELECT id FROM vm WHERE {where.condition})" if wanted else "1"  # noqa: S608 - constants
     found = (
         "WHERE kind IN ('bridge.loss', 'imds.recovered', 'console.forgotten') "
-        f"AND event.at > ? AND {_INDEXED} AND {chosen} "
+        f"AND event.at > ? AND {INDEXED} AND {chosen} "
         "GROUP BY event.at, iif(kind = 'console.forgotten', reason, event.n)"
     )
     rows = store.execute(

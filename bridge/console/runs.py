@@ -21,10 +21,11 @@ DELETE FROM run WHERE id IN (
 """  # noqa: S608 - constants
 _ADD_HOLE = "INSERT INTO hole VALUES (?, ?, ?)"
 _FIND_HOLE = "SELECT first, last FROM hole WHERE run = ? AND first <= ? ORDER BY first DESC LIMIT 1"
-# A run of which nothing has arrived does not say that a process was there.
+# A run of which nothing has arrived does not say that a process was there. One may lie within the other.
 _OVERLAP = f"""
 SELECT max(min(at, ?5)) FROM run WHERE vm = ?1 AND reporter = ?2 AND at > ?4 + {OVERLAP_SECONDS} AND id <> ?3
-AND first <= last AND min(at, ?5) - max(began_at, ?4) > {OVERLAP_SECONDS}
+AND first <= last
+AND max(min(at, ?5) - max(began_at, ?4), min(at - ?5, ?4 - began_at), min(?5 - at, began_at - ?4)) > {OVERLAP_SECONDS}
 """  # noqa: S608 - constants
 _DOUBLE = "UPDATE vm SET doubled_at = ?2 WHERE id = ?1 AND doubled_at < ?2"
 _COUNT = """

@@ -25,7 +25,7 @@ from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 NEEDS_SQLITE = (3, 37)  # for strict tables
 CHECKED_BYTES = 64 * 1024 * 1024  # a larger file takes too long to check at the start
 _BUSY_SECONDS = 5.0

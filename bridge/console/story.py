@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bridge.console.merge import OUT_OF_WORK, PREPARED, RECOVERED, resources_of
-from bridge.console.received import DISMISSED, natural
+from bridge.console.received import DISMISSED, RESTORED, natural
 from bridge.console.rows import DUES, EventRow, ReportRow, VmRow
 from bridge.formats.text import format_duration, instant_of, join_names
 from bridge.imds.document import fold_name
@@ -31,7 +31,8 @@ _TITLES = {
     PREPARED: "Prepared",
     RECOVERED: "Back at work",
     OUT_OF_WORK: "Out of work",
-    DISMISSED: "Dismissed",
+    DISMISSED: "Put away",
+    RESTORED: "Brought back",
 }
 Line = tuple[str | float, ...]  # texts, and times in seconds since 1970
 _SHOWN_CHANGES = ("NotBefore", "Resources", "DurationInSeconds", "Description", "EventStatus", "EventType")
@@ -86,8 +87,9 @@ def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:
         return f"Overdue: NotBefore was {format_duration(now - (event.not_before or now))} ago, no start reported"
     if event.due == "gone":
         return "The VM is probably gone: nothing was heard of it since, and nobody reported the end"
-    if event.due == "left":
-        return "No longer followed: dismissed, too old, or its VMs are gone or forgotten; what is new brings it back"
+    if event.due in ("left", "away"):
+        why = "put away" if event.due == "away" else "too old, or its VMs are gone"
+        return f"No longer followed: {why}; what is new brings it back"
     if event.status == "Advisory":
         return "An early warning: Azure may take this Spot VM back; nothing can be approved"
     if event.due != "started":
@@ -106,7 +108,6 @@ def witnesses(
     reports: Sequence[ReportRow],
     vms: Sequence[VmRow],
     prepared: Mapping[str, tuple[str, str]],
-    ahead: int = 0,
 ) -> list[Witness]:
     """Return every VM that Azure tells or that saw the event: the affected ones first, of them those of the filter.
 
@@ -117,7 +118,6 @@ def witnesses(
         reports: of it.
         vms: that Azure tells.
         prepared: by folded name what the programs said last, as of `preparations_of`.
-        ahead: how many events come before it in the order of turns.
     """
     told = {vm.folded: vm for vm in vms}
     affected = {fold_name(name): name for name in event.resources}
@@ -142,7 +142,7 @@ def witnesses(
             is_affected=key in affected,
             first_at=first.get(key),
             saw=", ".join(saw[key]),
-            preparation=_preparation(event, ahead, *prepared.get(key, ("", ""))) if key in affected else "",
+            preparation=_preparation(event, *prepared.get(key, ("", ""))) if key in affected else "",
             is_prepared=event.prepared is None or prepared.get(key, ("",))[0] == "prepared",
         )
         for key in ordered
@@ -155,28 +155,25 @@ def has_turn(event: EventRow) -> bool:
     return waits and event.prepared is not None and event.event_type != "Terminate"
 
 
-def _preparation(event: EventRow, ahead: int, state: str, detail: str) -> str:
+def _preparation(event: EventRow, state: str, detail: str) -> str:
     if state or event.prepared is None:
         words = {"failed": "not prepared", "recovered": "back at work"}
         return ": ".join(filter(None, (words.get(state, state), sanitize(detail))))
-    if has_turn(event):
-        return f"not prepared yet, place {ahead + 1} in the order of turns"
-    return "not prepared yet" if event.status == "Scheduled" and event.is_open else "not prepared"
+    return "not yet" if event.status == "Scheduled" and event.is_open else "not prepared"
 
 
-def notice_text(event: EventRow) -> str:
-    """Compare the notice that was given with Microsoft's minimum."""
+def notice_text(event: EventRow) -> tuple[str, str]:
+    """Return the notice that was given, and how it compares with Microsoft's minimum."""
     if event.notice_seconds is None:
-        return "no NotBefore was reported"
-    minimum = MINIMUM_NOTICE_SECONDS.get(event.event_type)
+        return "unknown", "no NotBefore was reported"
+    given = format_duration(max(0.0, event.notice_seconds))
     if event.seen_late:
-        return f"{format_duration(max(0.0, event.notice_seconds))} or more: the VM started to watch only then"
-    given = f"{format_duration(max(0.0, event.notice_seconds))} notice"
+        return f"{given} or more", "the VM started to watch only then"
+    minimum = MINIMUM_NOTICE_SECONDS.get(event.event_type)
     if minimum is None:
-        return given
+        return given, ""
     is_short = event.notice_seconds + NOTICE_TOLERANCE_SECONDS < minimum
-    verdict = "less than" if is_short else "at least"
-    return f"{given}, {verdict} Microsoft's minimum of {format_duration(minimum)} for a {event.event_type}"
+    return given, f"{'less than' if is_short else 'at least'} Microsoft's {format_duration(minimum)}"
 
 
 def impact_text(duration_seconds: int | None) -> str:
@@ -192,9 +189,9 @@ def _step(report: ReportRow) -> Step | None:
     if title is None:
         return None
     data = report.data
-    if kind == DISMISSED:
+    if kind in (DISMISSED, RESTORED):
         who, why = sanitize(data.get("By"), 200), sanitize(data.get("Reason"))
-        return Step(css=kind, at=report.at, title=title, seen_by=f"by {who}", lines=((why,),))
+        return Step(css=kind, at=report.at, title=title, seen_by=f"by {who}", lines=((why,),) * bool(why))
     is_receipt = kind.startswith("approval.")
     if kind in (PREPARED, RECOVERED):
         took = data.get("DurationSeconds")

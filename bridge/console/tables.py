@@ -26,7 +26,7 @@ ABSORBED_EVENTS = 500  # at a time
 
 COLUMNS = ", ".join(f'"{field.name}"' for field in fields(ScheduledEvent))
 SCHEDULED_TABLE = f"""
-CREATE TABLE scheduled (key TEXT PRIMARY KEY, names TEXT, received_at DEFAULT 0, dismissed_at DEFAULT -1, {COLUMNS})
+CREATE TABLE scheduled (key TEXT PRIMARY KEY, names TEXT, heard DEFAULT 0, {COLUMNS})
 WITHOUT ROWID"""
 _NOTED = (received.HEARTBEAT, received.DOCUMENT)  # of these no row is kept
 _PREPARATIONS = {merge.PREPARED: "prepared", merge.RECOVERED: "recovered"}
@@ -43,11 +43,11 @@ INSERT INTO sighting VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at
 """
 _ADD_VM = """
 INSERT INTO vm (id, place, scope, tags, name, folded, natural, zone, location, resource_id, alive_at, received_at,
-    clock, expected)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    clock, heard, expected)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     place = excluded.place, scope = excluded.scope, tags = excluded.tags, name = excluded.name, zone = excluded.zone,
     location = excluded.location, alive_at = excluded.alive_at, received_at = excluded.received_at,
-    clock = excluded.clock
+    clock = excluded.clock, heard = excluded.heard
 WHERE excluded.alive_at > alive_at
 """
 _ADD_HEARTBEAT = """
@@ -101,12 +101,17 @@ SELECT id FROM vm WHERE expected <> 1 AND received_at < ?1 AND (
     (left_at = 9e99 AND alive_at < ?1 AND alive_at > 0) OR left_at < ?1) LIMIT ?2
 """
 _OLD_EVENTS = "SELECT n, kind, at, body FROM event WHERE n > ? AND n <= ? ORDER BY n LIMIT ?"
-_HEAR_OF, _DISMISS = (
-    f"UPDATE scheduled SET {column} = max({column}, ?2), last_change_at = ifnull(("  # noqa: S608 - constants
-    "SELECT max(at) FROM event WHERE event_id = ?1 AND event_id <> ''), last_change_at) WHERE key = ?1"
-    for column in ("received_at", "dismissed_at")
-)
-_PUT_AWAY = "UPDATE vm SET put_away_at = ?2 WHERE id = ?1 AND put_away_at < ?2"
+_HEAR_OF = """
+UPDATE scheduled SET heard = max(heard, ?2), last_change_at = ifnull((SELECT max(at) FROM event
+    WHERE event_id = ?1 AND event_id <> '' AND kind NOT LIKE 'console.%'), last_change_at) WHERE key = ?1
+"""
+_PUT_AWAY = """
+INSERT INTO away VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    number = excluded.number, covers = excluded.covers, seen = excluded.seen, at = excluded.at,
+    until = excluded.until, person = excluded.person, why = excluded.why WHERE excluded.number >= number
+"""
+_LEAVE_OR_RETURN = "UPDATE vm SET left_at = (SELECT at FROM leaving WHERE leaving.id = vm.id) WHERE id = ?"
+_STEP_SECONDS = 0.001  # between the numbers of two commits, which grow whatever the clock does
 _LEAVE = """
 UPDATE vm SET left_at = (SELECT at FROM leaving WHERE leaving.id = vm.id) WHERE expected = 1 AND left_at < 9e99
 """
@@ -135,15 +140,21 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
     def arrived(event: Received) -> float:
         return event.at if received_at is None else received_at
 
+    last_number = get_meta(connection, "number") or 0.0
+    committed = None if received_at is None else max(received_at, last_number + _STEP_SECONDS)
+
+    def number_of(event: Received) -> float:
+        return event.at if committed is None else committed
+
     for event in events:
         if event.kind == received.EXPECTED:
-            _expect(connection, event)
+            _expect(connection, event, number_of(event))
     events = [event for event in events if event.kind != received.EXPECTED]
     noted = [event for event in events if event.kind in _NOTED]
     kept = [event for event in events if event.kind not in _NOTED]
     known = _known(connection, kept)
     many(_ADD_EVENT, [_event_row(event, arrived(event)) for event in kept])
-    _add_vms(connection, events, arrived)
+    _add_vms(connection, events, arrived, committed or 0.0)
     numbered = {id(event) for event in runs.note(connection, events)}
     new = [*{event.key: event for event in kept if event.key not in known}.values()]
     new += [event for event in noted if id(event) in numbered or event.reporter[2] is None]
@@ -155,7 +166,6 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
     types = {received.clip(one.data.get("EventType")) for one in new if one.kind == merge.PREPARED}
     many("INSERT OR IGNORE INTO program VALUES (?)", [(one,) for one in types])
     many(_ADD_WORK, [*_work(new)])
-    many(_PUT_AWAY, [(one.vm.id, arrived(one)) for one in new if one.kind == received.FORGOTTEN and one.vm])
     changed = [event for event in kept if event.event_id and _order(event) < known.get(event.key, _LAST)]
     decoded = {event.body: event.data for event in kept}
     for key in {
@@ -164,12 +174,20 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
         _write_scheduled(connection, key, decoded)
     fresh = {id(event) for event in new}
     for event in changed:
-        given = event.event_id, arrived(event) if id(event) in fresh else 0.0
-        connection.execute(_DISMISS if event.kind == received.DISMISSED else _HEAR_OF, given)
+        is_news = id(event) in fresh and event.kind not in received.OF_PEOPLE
+        connection.execute(_HEAR_OF, (event.event_id, committed or 0.0 if is_news else 0.0))
+    acts = [one for one in new if one.kind in received.OF_PEOPLE]
+    for act in sorted(acts, key=number_of):
+        what = act.vm.id if act.vm else act.event_id
+        covers = act.data.get("Covers") if committed else None
+        connection.execute(_PUT_AWAY, _away_row(act, what, number_of(act), covers))
+        connection.execute(_LEAVE_OR_RETURN, (what,))
     is_change = connection.total_changes > changes
     times = [*map(arrived, new)]
     for name, most in (("first_at", min), ("last_at", max)) if new else ():
         set_meta(connection, name, most(*times, get_meta(connection, name) or times[0]))
+    if new:
+        set_meta(connection, "number", max(last_number, *map(number_of, new)))
     return Added(new=len(new), repeated=len(events) - len(new), is_change=is_change)
 
 
@@ -230,26 +248,38 @@ def set_meta(connection: sqlite3.Connection, name: str, value: Json) -> None:
     connection.execute(_ADD_META, (name, json.dumps(value)))
 
 
-def _expect(connection: sqlite3.Connection, event: Received) -> None:
+def _away_row(act: Received, what: object, number: float, covers: Json) -> tuple[object, ...]:
+    """Return what a person or a program has put away, or brought back."""
+    until = parse_iso(act.data.get("Until"))
+    ends_at = 0.0 if act.kind == received.RESTORED else until.timestamp() if until else math.inf
+    why = act.data.get("Comment" if act.kind == received.FORGOTTEN else "Reason")
+    texts = received.clip(act.data.get("By")), received.clip(why)
+    limits = (one if isinstance(one, int | float) else number for one in (covers, act.data.get("Seen")))
+    return what, number, *limits, act.at, ends_at, *texts
+
+
+def _expect(connection: sqlite3.Connection, event: Received, number: float) -> None:
     """Replace the list of expected VMs by one that is newer.
 
     The next lists name nearly the same VMs: only those that join or leave cost anything.
     """
-    if event.at < (get_meta(connection, "listed_at") or 0):
+    if number < (get_meta(connection, "listed_number") or 0):
         return
+    set_meta(connection, "number", max(number, get_meta(connection, "number") or 0.0))
+    set_meta(connection, "listed_number", number)
     given = {received.vm_id(vm["Name"], vm["ResourceId"]): vm for vm in event.data["Vms"]}
     set_meta(connection, "listed_at", event.at)
     set_meta(connection, "listed", len(given))
-    connection.execute("DELETE FROM vm WHERE left_at = 9e99 AND alive_at = 0")
     connection.execute("CREATE TEMP TABLE listed (id INTEGER PRIMARY KEY)")
     connection.executemany("INSERT INTO listed VALUES (?)", ((one,) for one in given))
     connection.execute("UPDATE vm SET expected = -1 WHERE expected = 1 AND id NOT IN (SELECT id FROM listed)")
+    connection.execute("DELETE FROM vm WHERE alive_at = 0 AND id IN (SELECT id FROM listed)")
     joined = connection.execute(
         "SELECT id FROM listed WHERE id NOT IN (SELECT id FROM vm WHERE expected = 1)"
     ).fetchall()
     connection.execute("DROP TABLE listed")
     vms = [vm for (one,) in joined if (vm := received.read_vm(given[one]))]
-    _write_vms(connection, [(vm, 0.0, math.inf, 0.0, 1) for vm in vms])
+    _write_vms(connection, [(vm, 0.0, math.inf, 0.0, 0.0, 1) for vm in vms])
     connection.executemany("UPDATE vm SET expected = 1 WHERE id = ?", joined)
     connection.execute(_LEAVE)
 
@@ -304,22 +334,26 @@ def _is_of_forwarder(event: Received) -> bool:
 
 
 def _add_vms(
-    connection: sqlite3.Connection, events: Iterable[Received], arrived: Callable[[Received], float]
+    connection: sqlite3.Connection,
+    events: Iterable[Received],
+    arrived: Callable[[Received], float],
+    committed: float,
 ) -> None:
     """Write what the newest event of each VM says about it."""
-    newest: dict[int, tuple[ReportingVm, float, float, float]] = {}
+    newest: dict[int, tuple[ReportingVm, float, float, float, float]] = {}
     for event in events:
         if (vm := event.vm) and _is_of_forwarder(event) and event.at > newest.get(vm.id, (vm, -1.0))[1]:
             received_at = arrived(event)
-            newest[vm.id] = vm, event.at, received_at, event.at - event.late_by - received_at
+            clock = event.at - event.late_by - received_at
+            newest[vm.id] = vm, event.at, received_at, clock, committed
     rows = [(*row, 0) for row in newest.values()]
     _write_vms(connection, rows)
 
 
 def _write_vms(
-    connection: sqlite3.Connection, rows: Sequence[tuple[ReportingVm, float, float, float, int]]
+    connection: sqlite3.Connection, rows: Sequence[tuple[ReportingVm, float, float, float, float, int]]
 ) -> None:
-    """Write VMs, each with when it was alive, when that was received, its clock, and whether it is expected."""
+    """Write VMs: when each was alive, when that was received, its clock, the commit, and whether it is expected."""
     scopes = {vm.scope: (vm.scope, vm.subscription, vm.group, vm.scale_set) for vm, *_ in rows}
     connection.executemany(
         "INSERT OR IGNORE INTO scope VALUES (?, ?, ?, ?, ?)",

@@ -21,14 +21,12 @@ WHERE kind IN ('approval.prepared', 'approval.rejected') AND kind NOT IN ('bridg
 ON CONFLICT DO UPDATE SET at = excluded.at, state = excluded.state, prepared_at = ifnull(prepared_at, excluded.prepared_at);
 INSERT OR IGNORE INTO program SELECT event_type FROM preparation JOIN scheduled USING (key);
 -- A list of expected VMs left only those that had not reported.
-WITH forgotten AS MATERIALIZED (
-    SELECT vm, max(received_at) AS at FROM event
-    WHERE kind = 'console.forgotten' AND kind NOT IN ('bridge.heartbeat', 'document.changed') GROUP BY vm
-)
+INSERT INTO away SELECT vm, max(received_at), max(received_at), max(received_at), max(received_at), 9e99, '', max(reason) FROM event
+WHERE kind = 'console.forgotten' AND kind NOT IN ('bridge.heartbeat', 'document.changed') AND vm IS NOT NULL GROUP BY vm;
 INSERT INTO vm (id, place, scope, tags, name, folded, natural, zone, location, resource_id, alive_at, received_at,
-    heartbeat_at, is_stopped, version, waiting, imds_at, unreachable_since, expected, put_away_at)
+    heartbeat_at, is_stopped, version, waiting, imds_at, unreachable_since, expected, heard)
 SELECT id, place_of(scope, folded), scope_id(scope), hash_text(tags), name, folded, natural, zone, location, resource_id,
     alive_at, received_at, heartbeat_at, is_stopped, version, waiting, imds_at, unreachable_since, alive_at = 0,
-    ifnull(forgotten.at, 0) FROM old_vm LEFT JOIN forgotten ON forgotten.vm = old_vm.id;
+    received_at FROM old_vm;
 DROP TABLE old_vm;
 DROP TABLE reporter;

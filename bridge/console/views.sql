@@ -39,7 +39,8 @@ WHERE event_id <> '' AND kind LIKE 'scheduledevent.%';
 CREATE TEMP VIEW event_now AS
 SELECT scheduled.*,
     iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
-    iif(is_open, ifnull((SELECT due FROM current WHERE current.key = scheduled.key), 'left'), 'ended') AS due,
+    iif(is_open, ifnull((SELECT due FROM current WHERE current.key = scheduled.key),
+        (SELECT iif(covers >= heard AND seen >= last_change_at AND until > moment.at, 'away', 'left') FROM moment LEFT JOIN away ON what = key)), 'ended') AS due,
     (SELECT count(*) FROM affected WHERE affected.key = scheduled.key
         AND folded IN (SELECT folded FROM witness WHERE witness.key = scheduled.key AND at >= first_seen_at)) AS seen,
     (SELECT count(DISTINCT folded) FROM witness WHERE witness.key = scheduled.key AND at >= first_seen_at
@@ -67,9 +68,9 @@ SELECT vm.id, place, scope, tags, waiting, alive_at, left_at, moment.at AS now, 
         AND NOT (expected = 1 AND alive_at < min(moment.at - 3900, listed_at)) THEN 'stopped'
     ELSE 'silent'
 END AS watch
-FROM moment CROSS JOIN vm WHERE scope <> 0 OR NOT EXISTS (
+FROM moment CROSS JOIN vm WHERE (alive_at > 0 OR expected = 1) AND (scope <> 0 OR NOT EXISTS (
     SELECT 1 FROM vm AS own JOIN vm AS identified USING (folded)
-    WHERE own.id = vm.id AND identified.resource_id <> '' AND identified.alive_at >= own.alive_at);
+    WHERE own.id = vm.id AND identified.resource_id <> '' AND identified.alive_at >= own.alive_at));
 -- Of numbers that jump by more than a million none is missing.
 CREATE TEMP VIEW vm_state AS
 WITH gap AS MATERIALIZED (
@@ -85,14 +86,19 @@ CREATE TEMP VIEW vm_now AS
 SELECT state.*, CAST(ifnull(state.id, state.place) AS TEXT) AS key, ifnull(vm.name, named.name) AS name, ifnull(vm.folded, named.folded) AS folded,
     ifnull(vm.natural, named.folded) AS natural, coalesce(scope.subscription, scheduled.subscription, '') AS subscription,
     coalesce(scope."group", scheduled."group", '') AS "group", ifnull(zone, '') AS zone, ifnull(location, '') AS location,
-    ifnull(resource_id, '') AS resource_id, nullif(doubled_at, 0) AS doubled_at, ifnull(version, '') AS version, nullif(alive_at, 0) AS alive_at, unreachable_since,
+    ifnull(resource_id, '') AS resource_id, ifnull(vm.heard, 0) AS heard, nullif(doubled_at, 0) AS doubled_at, ifnull(version, '') AS version, nullif(alive_at, 0) AS alive_at, unreachable_since,
     scheduled.event_id, ifnull(event_type, '') AS event_type, ifnull(status, '') AS event_status, current.starts_at,
     ifnull(due, '') AS due
 FROM vm_state AS state LEFT JOIN vm ON vm.id = state.id LEFT JOIN named ON named.place = state.place
     LEFT JOIN current ON current.key = named.key LEFT JOIN scheduled ON scheduled.key = named.key
     LEFT JOIN scope ON scope.id = state.scope;
--- By how much a hundred VMs of the last ten minutes are ahead of the console's clock, if nearly all disagree with it. What arrives
--- late looks like a clock that is behind: only if all of them are, it is one.
+-- By how much the VMs' clocks are ahead of the console's: the median of the newest reports of the last ten minutes, if most agree
+-- with it and did not arrive at once. What arrives late looks like a clock that is behind, but seldom equally late for minutes.
 CREATE TEMP VIEW clock_now AS
-SELECT CASE WHEN sum(clock > 120) >= 0.9 * count(*) THEN avg(clock) WHEN max(clock) < -120 THEN max(clock) END AS ahead
-FROM (SELECT clock FROM moment CROSS JOIN vm WHERE received_at > moment.at - 600 AND alive_at > 0 LIMIT 100);
+WITH newest AS MATERIALIZED (
+    SELECT clock, received_at, row_number() OVER (ORDER BY clock) AS place, count(*) OVER () AS vms
+    FROM (SELECT clock, received_at FROM moment CROSS JOIN vm WHERE received_at > moment.at - 600 AND alive_at > 0 LIMIT 100)
+)
+SELECT iif(count(*) >= 3 AND count(*) * 2 > max(newest.vms) AND abs(median.clock) > 120
+    AND max(newest.received_at) >= min(newest.received_at) + 60, median.clock, NULL) AS ahead
+FROM newest AS median JOIN newest ON abs(newest.clock - median.clock) < 30 WHERE median.place = (median.vms + 1) / 2;

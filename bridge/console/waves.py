@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from bridge.console import rows
+from bridge.console.received import hash_text
 from bridge.console.rows import MINUTE, EventRow, Filter, OpenRow
-from bridge.formats.text import describe_wave
+from bridge.formats.text import plural
 from bridge.imds.document import fold_name
 from bridge.runtime.text import sanitize
 
 WAVE_SECONDS = 15 * MINUTE  # at most, between one start and the next
-_STATES = {"started": "in progress", "overdue": "overdue", "gone": "probably gone"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Wave:
         named = (name for event in self.events for name in json.loads(event.resources))
         return tuple({fold_name(name): name for name in named}.values())
 
+    @property
+    def digest(self) -> str:
+        """What identifies its events, so that no others are put away."""
+        return str(hash_text(repr([(one.key, one.status, one.starts_at) for one in self.events])))
+
     @cached_property
     def starts(self) -> tuple[float, float]:
         """When the first and the last of several events starts."""
@@ -48,17 +54,38 @@ class Wave:
         return min(known), max(known)
 
     @cached_property
-    def text(self) -> tuple[str, str]:
-        """What it is in words, around the time of its last start; see `describe_wave`."""
-        prepared = [event.prepared for event in self.events if event.prepared is not None]
-        states = {"prepared": sum(prepared)} if prepared else {}
-        for due, words in _STATES.items():
-            if number := sum(event.due == due for event in self.events):
-                states[words] = number
-        noun, group = sanitize(self.first.event_type, 40) or "Event", sanitize(self.first.group, 90)
-        return describe_wave(
-            len(self.events), noun, "until", group=group, vms=len(self.resources), states=states
+    def dues(self) -> Counter[str]:
+        """How many of its events are in each state."""
+        return Counter(event.due for event in self.events)
+
+    def next_at(self, now: float) -> float | None:
+        """When the next event starts; of those that are due and not overdue yet, the last one."""
+        due = [event.starts_at for event in self.events if event.starts_at and event.due in ("1h", "later")]
+        return min((at for at in due if at > now), default=max(due, default=None))
+
+    @cached_property
+    def prepared(self) -> tuple[int, int] | None:
+        """How many VMs are prepared, and how many the events name that have programs; None without programs."""
+        some = [event for event in self.events if event.prepared is not None]
+        vms = sum(len(json.loads(event.resources)) for event in some)
+        return (sum(event.prepared or 0 for event in some), vms) if some else None
+
+    @cached_property
+    def notice_seconds(self) -> float | None:
+        """The shortest notice of its events."""
+        return min(
+            (one.notice_seconds for one in self.events if one.notice_seconds is not None), default=None
         )
+
+    @cached_property
+    def approvals(self) -> Counter[str]:
+        """How many of its events have each outcome."""
+        return Counter(event.approval for event in self.events if event.approval)
+
+    @property
+    def title(self) -> str:
+        """Its events in words: `16 Reboots`, of whichever VMs."""
+        return plural(len(self.events), sanitize(self.first.event_type, 40) or "Event")
 
 
 def waves(events: Iterable[OpenRow]) -> list[Wave]:

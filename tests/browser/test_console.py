@@ -40,6 +40,7 @@ PAGES = (
     "/fleet",
     "/fleet?view=table",
     "/history",
+    "/away",
     page_of("reboot"),
     "/no-such-page",
 )
@@ -136,11 +137,11 @@ def test_now_shows_the_timeline_and_the_table_with_local_times_that_follow_the_c
 ) -> None:
     page.clock.set_system_time(NOW + timedelta(days=2))
     page.goto("/")
-    expect(page.locator(".timeline .name", has_text="web-0, web-1")).to_be_visible()
-    row = page.locator("tr", has_text="web-0, web-1")
-    expect(row).to_contain_text("Scheduled")
+    row = page.locator("tr", has_text="web-0 +1")
+    expect(row.locator(".track .bar")).to_be_visible()
+    expect(row).to_contain_text("seen by 1 of 2")
     expect(row).to_contain_text("rejected")
-    countdown = row.locator("time[data-relative]")
+    countdown = row.locator("time[data-relative]").first
     expect(countdown).to_have_text(starting("in 1"))
     expect(page.locator("#zone")).to_have_text("Times are Europe/Berlin.")
     expect(page.locator("#live")).to_have_text("Live")
@@ -150,7 +151,7 @@ def test_now_shows_the_timeline_and_the_table_with_local_times_that_follow_the_c
 
 def test_an_event_has_its_story_its_cloudevents_and_a_download(page: Page) -> None:
     page.goto("/")
-    page.locator("table").get_by_role("link", name="web-0, web-1").click()
+    page.locator("table").get_by_role("link", name="web-0 +1").click()
     expect(page.locator(".story")).to_contain_text("Approval rejected")
     page.locator("summary", has_text="scheduledevent.scheduled").click()
     expect(page.locator("pre").first).to_contain_text('"specversion": "1.0"')
@@ -190,7 +191,7 @@ def test_everything_is_reached_with_the_keyboard(page: Page) -> None:
     expect(page.locator("main")).to_be_focused()
     for _ in range(40):
         page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.matches('.timeline .name')"):
+        if page.evaluate("document.activeElement.matches('.what a')"):
             break
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")
@@ -243,8 +244,8 @@ def test_a_committed_event_appears_without_a_reload_and_keeps_focus_and_open_par
 
 def test_an_update_keeps_what_did_not_change(page: Page, console: RunningConsole) -> None:
     page.goto("/")
-    page.evaluate("document.querySelector('.timeline .name').isSame = true")
-    page.evaluate("document.querySelector('.timeline .name').focus()")
+    page.evaluate("document.querySelector('.what a').isSame = true")
+    page.evaluate("document.querySelector('.what a').focus()")
     console.send(FleetVm("another-0", group="another").heartbeat())
     reported = re.findall(r"\d+ VMs have reported", console.page("/"))
     expect(page.locator("#part-summary")).to_contain_text(reported[0])
@@ -373,11 +374,15 @@ def test_a_page_polls_where_a_proxy_lets_no_stream_through(
 def test_an_expired_session_is_reported_instead_of_a_page_that_stands_still(
     page: Page, status: int, headers: dict[str, str]
 ) -> None:
+    page.clock.install()
     page.add_init_script(OTHER_STREAM)
     page.goto("/")
     page.route("**/", lambda route: route.fulfill(status=status, headers=headers))
     page.evaluate("streams[0].say('another')")
     expect(page.locator("#live")).to_contain_text("session has expired")
+    page.unroute("**/")
+    page.clock.fast_forward("00:05:01")
+    expect(page.locator("#live")).not_to_contain_text("session has expired")
 
 
 # --- forms ---
@@ -464,3 +469,78 @@ def test_an_approver_forgets_the_vms_of_a_filter(ana: Page, guarded: RunningCons
     ana.get_by_label("Their number").fill("1")
     ana.get_by_role("button", name="Forget 1 VM").click()
     expect(ana.locator(".calm")).to_contain_text("No VM matches")
+
+
+@pytest.mark.parametrize("with_script", [True, False])
+def test_an_event_is_put_away_and_brought_back_and_only_an_approver_has_the_buttons(
+    browser: Browser, guarded: RunningConsole, *, with_script: bool
+) -> None:
+    name = f"away-{with_script}"
+    guarded.send(
+        FleetVm(f"{name}-0", group=name).change("scheduled", event(name, vms=[f"{name}-0"], minutes=90))
+    )
+    with opened(browser, guarded.url, extra_http_headers=ANA, java_script_enabled=with_script) as page:
+        page.goto(page_of(name))
+        page.locator("summary", has_text="Put this event away").click()
+        page.get_by_label("For at most").select_option(label="1 h")
+        page.get_by_label("Comment").fill("known")
+        page.get_by_role("button", name="Put away").click()
+        expect(page.locator("#part-head")).to_contain_text("It is still to come")
+        page.goto("/")
+        expect(page.locator("h1")).to_contain_text("put away, still to come")
+        page.goto("/away")
+        row = page.locator("tr", has_text=f"{name}-0")
+        expect(row).to_contain_text("known")
+        row.get_by_role("button", name="Undo").click()
+        page.wait_for_url("**/away")
+        expect(page.locator("tr", has_text=f"{name}-0")).to_have_count(0)
+        page.goto(page_of(name))
+        expect(page.locator(".story")).to_contain_text("Brought back")
+    viewer = {**ANA, "X-Forwarded-Groups": "viewers"}
+    with opened(browser, guarded.url, extra_http_headers=viewer) as page:
+        page.goto(page_of(name))
+        expect(page.locator("#dismiss")).to_have_count(0)
+
+
+def test_the_events_of_a_wave_are_put_away_together(ana: Page, guarded: RunningConsole) -> None:
+    vms = [FleetVm(f"swell-{number}", group="swell") for number in range(4)]
+    guarded.send(*(vm.change("scheduled", event(vm.name, vms=[vm.name], minutes=90)) for vm in vms))
+    ana.goto("/?group=swell")
+    ana.get_by_role("table", name="Open events").get_by_role("link", name="swell").first.click()
+    ana.locator("summary", has_text="Put events of this wave away").click()
+    ana.get_by_label("For at most").select_option(label="4 h")
+    ana.get_by_label("Their number").fill("4")
+    ana.get_by_label("Comment").fill("known")
+    assert axe_faults(ana) == []
+    ana.get_by_role("button", name="Put away").click()
+    ana.goto("/away")
+    expect(ana.locator("tr", has_text="4 Reboots")).to_contain_text("4 of 4 still to come")
+    assert axe_faults(ana) == []
+
+
+@pytest.mark.parametrize("path", ["/", "/fleet", "/away", page_of("approve")])
+def test_a_printed_page_says_when_it_was_right_and_has_no_forms(ana: Page, path: str) -> None:
+    ana.goto(path)
+    expect(ana.locator("#live")).to_have_text("Live")
+    ana.evaluate("dispatchEvent(new Event('beforeprint'))")
+    expect(ana.locator("#live")).to_have_text(starting("As of"))
+    ana.emulate_media(media="print")
+    for place in ("nav", ".filters", ".ask", "footer", "main button"):
+        assert not any(one.is_visible() for one in ana.locator(place).all()), place
+
+
+def test_nothing_moves_while_times_count_and_heartbeats_arrive(page: Page, console: RunningConsole) -> None:
+    page.add_init_script(
+        "window.moved = 0; new PerformanceObserver((list) => {"
+        " for (const one of list.getEntries()) moved += one.value; })"
+        ".observe({ type: 'layout-shift', buffered: true });"
+    )
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto("/")
+    expect(page.locator("#live")).to_have_text("Live")
+    countdown = page.locator("td.when time[data-relative]").first
+    for number in range(3):
+        before = countdown.inner_text()
+        console.send(FleetVm("web-0").heartbeat(NOW + timedelta(seconds=number)))
+        expect(countdown).not_to_have_text(before)
+    assert page.evaluate("moved") < 0.01

@@ -440,7 +440,7 @@ class FormOf:
         self.cookie = answer.headers.get("Set-Cookie", "").partition(";")[0]
         self.page = answer.text
         form = self.page.partition(f"/{action}")[2].partition("</form>")[0]
-        found = re.findall('name="(token|shown)" value="([^"]*)"', form)
+        found = re.findall('name="(token|shown|away|wave)" value="([^"]*)"', form)
         self.fields = {name: unescape(value) for name, value in found}
 
     def post(self, headers: Mapping[str, str | None] | None = None, /, **fields: str) -> requests.Response:

@@ -1,11 +1,12 @@
 "use strict";
 // Without this script every page works; with it, times count and pages follow the store.
 (() => {
-  const SILENT_MS = 12_000; // the console sends its version every 5 s
+  const SILENT_MS = 12_000; // a version comes every 5 s
   const POLL_MS = 10_000; // without a stream
-  const OLD_MS = 60_000; // countdowns pass NotBefore and VMs become silent without any event
+  const OLD_MS = 60_000; // times pass NotBefore without any event
   const ANSWER_MS = 10_000;
   const LONGEST_WAIT_MS = 30_000;
+  const RARELY_MS = 300_000;
   const PAUSE_MS = 5_000; // at most, between two fetches of a slow page
   const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
@@ -26,7 +27,7 @@
     if (element.textContent !== text) element.textContent = text;
   }
 
-  // The console's time: this machine's clock may be wrong.
+  // To the console's time.
   let ahead = 0;
 
   function follow(page) {
@@ -60,7 +61,7 @@
     set("zone", `Times are ${clocks[""].resolvedOptions().timeZone}.`);
   }
 
-  // Replaces what differs, so that focus, selection and a screen reader's place stay where they are.
+  // Replaces only what differs: focus and selection stay.
   function update(current, fresh) {
     if (current.isEqualNode(fresh)) return;
     const isSame = current.cloneNode(false).isEqualNode(fresh.cloneNode(false)) && current.childNodes.length === fresh.childNodes.length;
@@ -117,7 +118,7 @@
     });
   }
 
-  // The machine may have slept, or has another network.
+  // The machine may have slept.
   function doubt() {
     isDoubted = true;
     tryAt = 0;
@@ -156,7 +157,7 @@
       tryAt = Date.now() + (isStreaming ? Math.min(PAUSE_MS, 3 * (Date.now() - began)) : POLL_MS);
     } catch {
       failures += 1;
-      tryAt = Date.now() + Math.min(LONGEST_WAIT_MS, 1000 * 2 ** (failures - 1)) * (0.5 + Math.random() / 2);
+      tryAt = Date.now() + (isExpired ? RARELY_MS : Math.min(LONGEST_WAIT_MS, 1000 * 2 ** (failures - 1))) * (0.5 + Math.random() / 2);
     } finally {
       isBusy = false;
       watch();
@@ -169,14 +170,14 @@
     const isSilent = now - heardAt > SILENT_MS;
     const isStale = failures > 0 || now - confirmedAt > SILENT_MS;
     document.body.classList.toggle("stale", isStale);
-    if (isExpired) set("live", "Not live: your session has expired; reload the page.");
+    if (isExpired) set("live", "Not live: your session has expired; reload.");
     else if (isStale) set("live", "Not live: the console does not answer; trying again.");
     else set("live", isSilent ? "Updated every 10 s" : "Live");
     set("age", isStale ? `The page is ${duration((now - confirmedAt) / 1000, false)} old.` : "");
     document.title = isStale ? `Not live: ${title}` : title;
     count(document);
     const isDue = failures || isDoubted || isSilent || wanted !== shown || now - loadedAt > OLD_MS;
-    if (isDue && !isBusy && !isExpired && now >= tryAt) refresh();
+    if (isDue && !isBusy && now >= tryAt) refresh();
   }
 
   follow(document);
@@ -185,5 +186,6 @@
   watch();
   setInterval(watch, 1000);
   for (const name of ["online", "offline", "pageshow"]) addEventListener(name, (event) => { if (event.persisted !== false) doubt(); });
+  addEventListener("beforeprint", () => set("live", `As of ${clocks[""].format(confirmedAt + ahead)}`));
   document.addEventListener("visibilitychange", () => { if (!document.hidden) doubt(); });
 })();

@@ -107,7 +107,7 @@ def test_the_api_shows_what_the_pages_show(console: RunningConsole) -> None:
     assert details["reports"][0]["cloudevent"]["data"]["EventId"] == EXAMPLE
     vms = {vm["name"]: (vm["watch"], vm["event_id"]) for vm in console.get("/api/v1/vms").json()["vms"]}
     assert vms == {"api-0": ("watched", EXAMPLE), "api-1": ("watched", None), "api-2": ("unknown", EXAMPLE)}
-    assert console.get("/api/v1/events?vm=nothing").json() == {"events": [], "next": None}
+    assert console.get("/api/v1/events?vm=nothing").json() == {"events": [], "put_away": 0, "next": None}
     assert console.get("/api/v1/openapi.json").json()["openapi"] == "3.1.0"
 
 

@@ -61,16 +61,21 @@ def test_an_archive_and_an_export_make_the_store_again_in_any_order(
         own = [
             read_expected(json.dumps(expected).encode(), now=now),
             *forgotten(away, by="ana", now=now, why="scaled in"),
-            dismissed(seen.event("F"), by="ana", now=now, why="old"),
+            dismissed(seen.event("F"), by="ana", now=now, why="old", hours=24),
         ]
         seen.store.add(own, received_at=now)
         exported = [*export_own(first / "console.db")]  # while the store is in use
         wanted = state_of(seen)
 
     marked = "\ufeff".encode() + exported[0] + b"\r", *exported[1:]
-    files = [write(tmp_path / "archive.jsonl", *ARCHIVE), write(tmp_path / "own.jsonl", *marked)][::order]
+    forged = exported[-1].replace(b"old", b"forged").replace(b'"id": "', b'"id": "2')
+    archive, exports = write(tmp_path / "archive.jsonl", *ARCHIVE), write(tmp_path / "own.jsonl", *marked)
+    files = [*(archive, "--own", exports)[::order]] if order > 0 else ["--own", exports, archive]
+    assert console("import", write(tmp_path / "forged.jsonl", forged)).out.startswith(
+        "0 new, 0 known, 1 ignored"
+    )
     assert console("import", *files) == CommandResult(0, "11 new, 0 known, 0 ignored, 0 unreadable\n", "")
-    again = console("import", *reversed(files))  # the two lists have no id of their own
+    again = console("import", *files)  # the two lists have no id of their own
     assert again == CommandResult(0, "2 new, 9 known, 0 ignored, 0 unreadable\n", "")
     with shown(second, LATER) as seen:
         assert state_of(seen) == wanted
@@ -83,7 +88,7 @@ def test_lines_that_cannot_be_read_are_told_and_the_others_are_kept(tmp_path: Pa
     other = b'{"specversion":"1.0","id":"1","source":"s","type":"com.contoso.order"}'
     listed = other.replace(b"com.contoso.order", b"io.imdsbridge.console.expected.v1")[:-1] + b',"data":{}}'
     archive = write(tmp_path / "archive.jsonl", b"{}", b"", other, listed, *ARCHIVE, b'{"id":')
-    done = console("import", archive)
+    done = console("import", "--own", archive)
     assert (done.code, done.out) == (3, "7 new, 0 known, 2 ignored, 3 unreadable\n")
     assert done.err.splitlines() == [
         f"{archive}, line 1: the attribute specversion is missing",

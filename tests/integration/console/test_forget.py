@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import timedelta
@@ -12,7 +13,8 @@ import pytest
 
 from bridge.config.base import Secret
 from bridge.console import rows
-from bridge.console.forget import forgotten
+from bridge.console.expected import read_expected
+from bridge.console.forget import dismissed, forgotten
 from bridge.console.rows import Where
 from bridge.console.store import Store
 from tests.support.clock import MovedClock
@@ -139,17 +141,18 @@ def test_the_form_is_not_valid_for_other_vms_nor_for_one_that_was_heard_of_since
 
 def test_an_approver_dismisses_an_event_until_anything_new_is_heard_of_it(console: RunningConsole) -> None:
     vm = FleetVm("web-3")
-    console.send(vm.change("scheduled", event(), LATER))
+    console.send(vm.change("scheduled", event(at=LATER), LATER))
     console.advance(1)
     form = FormOf(console, EVENT, "dismiss")
-    assert form.post(reason="").status_code == 403
-    assert form.post(reason="scaled in", token="x").status_code == 403  # noqa: S106 - a wrong one
-    answer = form.post(reason="scaled in")
+    assert form.post(reason="", hours="1").status_code == 403
+    assert form.post(reason="scaled in", hours="1", token="x").status_code == 403  # noqa: S106 - a wrong one
+    assert form.post(reason="scaled in").status_code == 403  # it is still to come
+    answer = form.post(reason="scaled in", hours="1")
     assert (answer.status_code, answer.headers["Location"]) == (303, EVENT)
     assert read(console, "events")["events"] == []
     page = console.page(EVENT, ANA)
     assert all(words in page for words in ("by ana@contoso.example", "scaled in", "No longer followed"))
-    assert only(read(console, "history")["ends"])["counts"] == {"Ended": 1}
+    assert only(read(console, "history")["ends"])["counts"] == {"Put away": 1}
     console.advance(1)
     console.send(vm.change("started", event(EventStatus="Started"), LATER + timedelta(seconds=1)))
     assert only(read(console, "events")["events"])["due"] == "started"
@@ -164,18 +167,22 @@ def test_nobody_who_only_looks_sees_the_form(console: RunningConsole, page: str,
 @pytest.mark.parametrize(
     ("order", "status"),
     [
-        ({"EventId": event_id("E")}, 204),
+        ({"EventId": event_id("E"), "Hours": 1}, 204),
+        ({"EventId": event_id("E")}, 400),  # it is still to come
+        ({"EventId": event_id("E"), "Hours": 1000}, 400),
         ({"EventId": "unknown"}, 404),
+        ({"EventId": "unknown", "Vms": ["web-0"]}, 404),
         ({"Vms": ["web-0"]}, 204),
         ({"Vms": ["web-0", "web-3"]}, 404),  # one is watched
         ({}, 404),
-        ({"Reason": ""}, 400),
+        ({"Vms": ["web-0"], "Reason": ""}, 400),
+        ({"Vms": ["web-0"], "Reason": " \n"}, 400),
     ],
 )
 def test_a_program_puts_vms_and_events_away(
     console: RunningConsole, order: dict[str, Any], status: int
 ) -> None:
-    console.send(FleetVm("web-3").change("scheduled", event(vms=["web-3"]), LATER))
+    console.send(FleetVm("web-3").change("scheduled", event(vms=["web-3"], at=LATER), LATER))
     console.advance(1)
     ids = {vm["name"]: vm["resource_id"] for vm in read(console, "vms")["vms"]}
     given = {"Reason": "scaled in", "ResourceIds": [ids[name] for name in order.get("Vms", [])], **order}
@@ -185,6 +192,92 @@ def test_a_program_puts_vms_and_events_away(
     assert [answer.status_code for answer in answers] == [401, 403, 403, status]
     left = len(names(console)) + len(read(console, "events")["events"])
     assert left == (4 if status == 204 else 5)
+
+
+def test_what_a_program_puts_away_twice_is_put_away_and_the_answer_names_what_cannot_be(
+    console: RunningConsole,
+) -> None:
+    console.send(FleetVm("web-3").change("scheduled", event(vms=["web-3"]), LATER))
+    ids = {vm["name"]: vm["resource_id"] for vm in read(console, "vms")["vms"]}
+    more = {"EventId": event_id("E"), "Reason": "scaled in", "Hours": 1}
+
+    def put_away(*names: str) -> Any:
+        given = {**more, "ResourceIds": [ids[name] for name in names]}
+        return console.send_json("POST", "/api/v1/forget", given, {"Authorization": f"Bearer {TOKEN}"})
+
+    assert put_away("web-0").status_code == put_away("web-0", "web-1").status_code == 204
+    assert (names(console), read(console, "events")["events"]) == (["web-2", "web-3"], [])
+    refused = put_away("web-2", "web-3")
+    assert refused.status_code == 404
+    assert ids["web-3"] in refused.json()["error"]
+    assert ids["web-2"] not in refused.json()["error"]
+    assert names(console) == ["web-2", "web-3"]
+
+
+def test_an_event_that_is_put_away_and_still_to_come_is_said_everywhere_and_comes_back_in_time(
+    console: RunningConsole,
+) -> None:
+    console.send(FleetVm("web-3").change("scheduled", event(vms=["web-3"], at=LATER, minutes=180), LATER))
+    assert FormOf(console, EVENT, "dismiss").post(reason="known", hours="1").status_code == 303
+    front, fleet = console.page("/", ANA), console.page("/fleet", ANA)
+    assert "; 1 put away, still to come</h1>" in front
+    assert "event put away" in fleet
+    assert "It is still to come" in console.page(EVENT, ANA)
+    assert "still to come" in console.page("/away", ANA)
+    assert "Put away" in console.page("/history", ANA)
+    assert "imds_bridge_console_put_away 1.0" in console.page("/metrics", ANA)
+    assert read(console, "events")["put_away"] == 1
+    console.advance(3601)
+    assert only(read(console, "events")["events"])["due"] == "later"
+    assert "Nothing put away" in console.page("/away", ANA)
+
+
+def test_the_form_of_an_event_that_has_started_since_puts_nothing_away(console: RunningConsole) -> None:
+    vm = FleetVm("web-3")
+    console.send(vm.change("scheduled", event(vms=["web-3"], at=LATER), LATER))
+    form = FormOf(console, EVENT, "dismiss")
+    started = event(vms=["web-3"], at=LATER, EventStatus="Started")
+    console.send(vm.change("started", started, LATER + timedelta(seconds=1)))
+    answer = form.post(reason="known", hours="1")
+    assert (answer.status_code, "has changed" in answer.text) == (403, True)
+    assert only(read(console, "events")["events"])["due"] == "started"
+
+
+@pytest.mark.parametrize("wrong", [3600, -3600])
+def test_what_is_heard_after_the_clock_was_set_brings_back_what_was_put_away(
+    seen: Shown, wrong: float
+) -> None:
+    vm, one = FleetVm("web-0"), event(vms=["web-0"], at=LATER)
+    seen.add(vm.heartbeat(), vm.change("scheduled", one, LATER))
+    now = LATER.timestamp() + wrong
+    acts = [
+        dismissed(seen.event(), by="ana", now=now, why="known", hours=24),
+        *forgotten(seen.vms(), by="ana", now=now),
+    ]
+    seen.store.add(acts, received_at=now)
+    assert (seen.vms(), seen.event().due) == ([], "away")
+    started = event(vms=["web-0"], at=LATER, EventStatus="Started")
+    seen.add(vm.change("started", started, LATER + timedelta(seconds=9)), at=LATER + timedelta(seconds=9))
+    assert (len(seen.vms()), seen.event().due) == (1, "started")
+
+
+def test_a_list_that_arrives_after_the_clock_was_set_back_counts(seen: Shown) -> None:
+    seen.add(FleetVm("web-0").heartbeat())
+    for hours, names in ((1, ["web-8"]), (0, ["web-0", "web-9"])):
+        at = (LATER + timedelta(hours=hours)).timestamp()
+        place = "/subscriptions/s/resourceGroups/shop/providers/Microsoft.Compute/virtualMachines"
+        vms = [{"Name": name, "ResourceId": f"{place}/{name}"} for name in names]
+        seen.store.add([read_expected(json.dumps(vms).encode(), now=at)], received_at=at)
+    assert sorted(vm.name for vm in seen.vms() if vm.watch == "unheard") == ["web-0", "web-9"]
+
+
+def test_what_is_put_away_is_brought_back_once_by_an_approver(console: RunningConsole) -> None:
+    fleet_form(console, "?status=silent").post(confirm="2", reason="scaled in")
+    assert "undo" not in console.page("/away", BOB)
+    form = FormOf(console, "/away", "undo")
+    assert form.post().status_code == 303
+    assert names(console) == ["web-0", "web-1", "web-2", "web-3"]
+    assert form.post().status_code == 403  # it is back
 
 
 def test_what_is_not_heard_of_for_days_is_put_away_if_the_setting_says_so(tmp_path: Path) -> None:

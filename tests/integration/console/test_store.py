@@ -179,6 +179,12 @@ def test_a_stored_event_that_the_disk_has_changed_stops_no_other(seen: Shown) ->
             AT + 2400,
             id="none of two forwarders that run at once",
         ),
+        pytest.param(
+            [beat("a", 1), beat("b", 501, 0.1), beat("a", 2, 0.2)],
+            0,
+            AT + 360,
+            id="none of a forwarder that runs for seconds beside another",
+        ),
         pytest.param([beat("a", 1), beat("b", 501, 0.15)], 500, None, id="the start of a run after another"),
     ],
 )

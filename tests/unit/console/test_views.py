@@ -17,6 +17,7 @@ from bridge.console.approve import Approvals, NotApproved
 from bridge.console.rows import DAY, EventRow, Filter, OpenRow, ReportRow, VmRow, read_filter
 from bridge.console.story import notice_text, story, witnesses
 from bridge.console.waves import Wave, wave_of, waves
+from bridge.formats.text import format_duration
 from bridge.imds.instance import Vm
 from tests.support.clock import MovedClock
 from tests.support.console import FleetVm, event, received
@@ -61,11 +62,15 @@ def alone(**changes: Any) -> Wave:
     return Wave((OPEN._replace(**changes),))
 
 
+def bars(lines: list[Wave], window: str = "24h") -> list[now.Bar]:
+    return [*now.timeline(lines, AT, window).bars.values()]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({}, "quiet"),
-        ({"missing": 3, "waiting": 12}, "quiet, 12 waiting, 3 missing"),
+        ({}, "no event"),
+        ({"missing": 3, "waiting": 12}, "no event, 12 waiting, 3 missing"),
         ({"watch": "silent", "alive_at": AT - 7200}, "silent 2 h"),
         ({"watch": "unreachable", "unreachable_since": AT - 180}, "no IMDS 3 min"),
         ({**WITH_EVENT, "starts_at": AT + 600, "due": "1h"}, "Reboot in 10 min"),
@@ -92,7 +97,7 @@ def test_a_group_says_how_many_of_its_vms_have_events_or_are_not_watched() -> No
 
 
 def test_a_bar_starts_at_not_before_and_is_hatched_if_the_duration_is_unknown() -> None:
-    (first, second), _ = now.timeline([alone(), alone(duration_seconds=9)], AT, "24h").bars
+    first, second = bars([alone(key="1"), alone(key="2", duration_seconds=9)])
     assert first.x == second.x == now.place(600, now.WINDOWS["24h"])
     assert (first.is_hatched, second.is_hatched) == (True, False)
     assert first.width > second.width > 0
@@ -102,15 +107,31 @@ def test_a_bar_starts_at_not_before_and_is_hatched_if_the_duration_is_unknown() 
 @pytest.mark.parametrize("start", [-1e9, -60.0, 0.0, 60.0, 3000.0])
 def test_every_bar_lies_within_the_timeline(window: str, start: float) -> None:
     for given in ({}, {"status": "Started", "due": "started"}):
-        bar = only(now.timeline([alone(starts_at=AT + start, **given)], AT, window).bars[0])
+        bar = only(bars([alone(starts_at=AT + start, **given)], window))
         assert bar.x >= 0
         assert bar.x + bar.width <= 100.01
 
 
-def test_events_after_the_window_are_counted() -> None:
-    late = OPEN._replace(starts_at=AT + 2 * now.WINDOWS["24h"])
-    found = now.timeline([alone(), Wave((late, late))], AT, "24h")
-    assert (len(found.bars[0]), found.later) == (1, 2)
+def test_what_starts_after_the_window_is_a_mark_at_its_end() -> None:
+    late = OPEN._replace(key="late", starts_at=AT + 2 * now.WINDOWS["24h"])
+    assert [bar.is_after for bar in bars([alone(), Wave((late, late))])] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("hours", "shown"),
+    [
+        ([], 0.25),
+        ([0.1, 0.2], 0.25),
+        ([0.1, 0.2, 30], 48),  # all of up to three
+        ([0.1, 0.2, 0.9, 30], 1),
+        ([0.1] * 17 + [3.9, 30, 40], 4),  # all but a tenth
+        ([0.1, 900], 168),
+        ([-2], 0.25),
+    ],
+)
+def test_the_timeline_fits_all_starts_but_a_tenth(hours: list[float], shown: float) -> None:
+    lines = [alone(key=f"{place}", starts_at=AT + hour * 3600) for place, hour in enumerate(hours)]
+    assert now.timeline(lines, AT, "").ticks[-1] == (100, f"+{format_duration(shown * 3600)}")
 
 
 @pytest.mark.parametrize(
@@ -151,37 +172,55 @@ def test_waves_are_in_the_order_of_their_most_urgent_event_and_so_are_the_events
     ]
 
 
-def test_a_wave_is_told_in_one_line_with_each_vm_once_and_what_needs_attention() -> None:
+def test_a_wave_says_how_many_of_its_events_and_vms_are_in_each_state() -> None:
     events = [
-        OPEN._replace(key=f"{number}", resources=f'["WEB-0", "vm-{number}"]', prepared=number % 2)
+        OPEN._replace(
+            key=f"{number}",
+            resources=f'["WEB-0", "vm-{number}"]',
+            prepared=number % 2,
+            notice_seconds=900.0 - number,
+            starts_at=AT + 60 * number,
+            approval="accepted" * (number == 2),
+        )
         for number in range(24)
     ]
     dues = {0: "overdue", 1: "overdue", 2: "started"}
-    events = [event._replace(due=dues.get(place, "1h")) for place, event in enumerate(events)]
-    found = only(waves(events))
-    assert found.text == ("24 Reboots of shop, 25 VMs, until", "; 12 prepared; 1 in progress; 2 overdue")
-    none_prepared = Wave((OPEN._replace(event_type="", group="", prepared=0),) * 2)
-    assert none_prepared.text == ("2 Events, 2 VMs, until", "; 0 prepared")
+    found = only(waves(event._replace(due=dues.get(place, "1h")) for place, event in enumerate(events)))
+    assert (found.title, len(found.resources)) == ("24 Reboots", 25)
+    assert found.dues == {"overdue": 2, "started": 1, "1h": 21}
+    assert (found.next_at(AT), found.next_at(AT + 9999)) == (AT + 180, AT + 1380)
+    assert (found.prepared, found.notice_seconds, found.approvals) == ((12, 48), 877.0, {"accepted": 1})
+    unknown = Wave((OPEN._replace(event_type="", due="gone"),) * 2)
+    assert (unknown.title, unknown.prepared, unknown.next_at(AT)) == ("2 Events", None, None)
+
+
+def test_a_turn_comes_when_the_events_before_it_in_the_scope_are_over() -> None:
+    def one(key: str, minutes: float, **changes: Any) -> OpenRow:
+        given = {"scope": "s", "prepared": 0, "duration_seconds": 300, **changes}
+        return OPEN._replace(key=key, starts_at=AT + 60 * minutes, **given)
+
+    events = [
+        one("third", 30),
+        one("first", 10),
+        one("second", 20, duration_seconds=-1),
+        one("running", 12, status="Started", due="started"),
+        one("elsewhere", 15, scope="t"),
+        one("deleted", 1, event_type="Terminate"),
+        one("gone", 1, due="gone"),
+        one("without", 1, prepared=None),
+    ]
+    assert now.turns(events) == {"first": AT + 1020, "second": AT + 1020, "third": AT + 1200}
 
 
 def test_the_bar_of_a_wave_reaches_from_its_first_start_to_its_last_end_with_its_density() -> None:
     events = [OPEN._replace(starts_at=AT + at, duration_seconds=60) for at in (3600, 3600, 3600, 4200)]
-    bar = only(now.timeline(waves(events), AT, "24h").bars[0])
+    bar = only(bars(waves(events)))
     assert bar.x == now.place(3600, DAY)
     assert bar.x + bar.width == pytest.approx(max(now.place(4260, DAY), now.place(4200, DAY) + 0.8))
     assert [(x, height) for x, _, height in bar.columns] == [
         (bar.x, now.BAR_HEIGHT),
         (pytest.approx(now.place(4200, DAY), abs=now.COLUMN_WIDTH), now.BAR_HEIGHT // 3),
     ]
-
-
-@pytest.mark.parametrize(("events", "bars"), [(40, (40, 0)), (41, (6, 35))])
-def test_above_forty_events_the_timeline_shows_the_first_ones_and_the_others_on_demand(
-    events: int, bars: tuple[int, int]
-) -> None:
-    found = now.timeline([alone(key=f"{one}") for one in range(events)], AT, "24h")
-    assert tuple(map(len, found.bars)) == bars
-    assert [bar.wave.key for some in found.bars for bar in some] == [f"{one}" for one in range(events)]
 
 
 def test_the_tiles_count_what_they_link_to() -> None:
@@ -191,12 +230,12 @@ def test_the_tiles_count_what_they_link_to() -> None:
     )
     found = now.tiles(dues, vms, Filter(group=("shop",)))
     assert [(tile.number, tile.text, tile.detail, tile.address) for tile in found] == [
-        (0, "overdue", "on 0 VMs", "/?group=shop&due=overdue"),
-        (1, "in progress", "on 2 VMs", "/?group=shop&due=started"),
-        (2, "due within 1 h", "on 2 VMs", "/?group=shop&due=1h"),
-        (1, "due later", "on 1 VM, 1 by users", "/?group=shop&due=later"),
-        (3, "not watched", "of which 1 has an event", "/fleet?group=shop&status=unwatched"),
-        (13, "known VMs", "4 with events", "/fleet?group=shop"),
+        (0, "overdue", "0 VMs", "/?group=shop&due=overdue"),
+        (1, "in progress", "2 VMs", "/?group=shop&due=started"),
+        (2, "within 1 h", "2 VMs", "/?group=shop&due=1h"),
+        (1, "later", "1 VM, 1 by users", "/?group=shop&due=later"),
+        (3, "not watched", "1 has an event", "/fleet?group=shop&status=unwatched"),
+        (13, "VMs", "4 with events", "/fleet?group=shop"),
     ]
 
 
@@ -213,9 +252,9 @@ def test_the_tiles_count_what_they_link_to() -> None:
         (
             {"started": (46, 0, 50), "1h": (192, 0, 350), "overdue": (5, 0, 5), "later": (9, 0, 9)},
             {},
-            "46 in progress, 192 within the hour (350 VMs), 5 overdue",
+            "5 overdue, 46 in progress, 192 within the hour",
         ),
-        ({"1h": (1, 0, 1)}, {}, "1 within the hour (1 VM)"),
+        ({"1h": (1, 0, 1)}, {}, "1 within the hour"),
         ({"later": (2, 0, 1)}, {}, "Nothing within the hour, 2 later"),
         ({"gone": (2, 0, 1)}, {}, "Nothing is scheduled"),
     ],
@@ -228,7 +267,7 @@ def test_the_headline_says_what_is_urgent(
 
 @pytest.mark.parametrize(
     ("unwatched", "text"),
-    [(0, ""), (1, "; 1 of 48 VMs is not watched"), (27, "; 27 of 48 VMs are not watched")],
+    [(0, ""), (1, "; 1 VM not watched"), (27, "; 27 VMs not watched")],
 )
 def test_the_headline_says_how_many_vms_nobody_watches(unwatched: int, text: str) -> None:
     assert now.unwatched(Counter({"unwatched": unwatched, "": 48})) == text
@@ -243,11 +282,11 @@ def test_a_filter_survives_the_way_through_an_address() -> None:
 
 
 def test_a_short_notice_is_named_as_one() -> None:
-    assert notice_text(ROW) == "15 min notice, at least Microsoft's minimum of 15 min for a Reboot"
+    assert notice_text(ROW) == ("15 min", "at least Microsoft's 15 min")
     short = replace(ROW, notice_seconds=600.0)
-    assert notice_text(short) == "10 min notice, less than Microsoft's minimum of 15 min for a Reboot"
+    assert notice_text(short) == ("10 min", "less than Microsoft's 15 min")
     late = replace(short, seen_late=True)
-    assert notice_text(late) == "10 min or more: the VM started to watch only then"
+    assert notice_text(late) == ("10 min or more", "the VM started to watch only then")
 
 
 def test_the_story_names_who_saw_a_change_and_what_changed() -> None:
