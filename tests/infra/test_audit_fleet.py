@@ -170,7 +170,7 @@ class MovingImds(ScriptedImds):
     def instance(self, limit_seconds: float = 2.0) -> Vm:
         """Return what holds now."""
         super().instance(limit_seconds)
-        began_at = self._moved.monotonic() - MovedClock().monotonic()
+        began_at = self._moved.wall() - MovedClock().wall()
         names = [Vm(name="pool_24"), replace(WEB_0, scale_set="pool"), WEB_0, WEB_1]
         vm = names[min(int(began_at / 700), 3)]
         return replace(vm, vm_id=vm.vm_id and WEB_0.vm_id)
