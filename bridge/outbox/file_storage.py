@@ -186,7 +186,9 @@ class FileStorage(Storage):
             salvage(path, file, self._wanted_by)
         given, needed = self._folder.read_numbers()
         found, kept = file.last_seq(), {} if self._used else self._folder.read_kept()
+        losses = file.losses()
         file.save_state(kept)
+        file.note_losses(losses, count=max)  # what is kept may have others
         has_turned_up = False
         if memory := self._memory:
             has_turned_up = memory.is_blind and file.record(rows.STATE, rows.RUN) is not None
@@ -250,6 +252,9 @@ class FileStorage(Storage):
         memory = self._use_memory(error, source)
         memory.database.save_state(kept)
         memory.is_blind = memory.database.record(rows.STATE, rows.RUN) is None
+        if memory.is_blind:  # a kill or a stop loses what only this process will know
+            new, losses = asdict(Loss(reason=rows.NOT_WRITTEN, count=None)), kept.get(rows.LOSSES, [])
+            self._folder.keep({**kept, rows.LOSSES: losses if new in losses else [*losses, new]})
         if source:
             source.close()
         if self.file_seq < needed:

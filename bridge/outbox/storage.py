@@ -149,7 +149,7 @@ class Storage:
     def keep_state(self) -> None:
         """Write down what is remembered for ever, where only memory has it: a kill must not lose it.
 
-        What a start without the state remembers is less than the state.
+        What a start without the state remembers is less than the state: it has kept a loss instead.
         """
         if (memory := self._memory) and not memory.is_blind:
             self._folder.keep(memory.database.state())

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 from bridge.errors import ImdsError, StateError
 from bridge.events.builder import Reporter
 from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
 from bridge.imds.instance import Vm
-from bridge.outbox.rows import OWED, STATE, VM
+from bridge.outbox.rows import AGAIN, OWED, STATE, VM
 from bridge.outbox.upkeep import KeptOutbox
+from bridge.runtime.json import Json
 from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
@@ -145,7 +147,8 @@ class VmIdentity:
         same = vm.named_as(known) if known else None
         if is_running and not same:
             self.is_renamed = True
-            self._keep(vm)
+            # What was published without a name, the next start publishes again.
+            self._keep(vm, {} if known else {(STATE, AGAIN): True})
             text = "instance data names this VM %s: the process ends, and the next start publishes as that"
             log.warning(text, vm.name)
             return True
@@ -160,10 +163,10 @@ class VmIdentity:
         if error and self._log_limit.is_due(error):
             log.warning("the VM's identity is not available yet: %s", error)
 
-    def _keep(self, vm: Vm) -> None:
+    def _keep(self, vm: Vm, more: Mapping[tuple[str, str], Json] = MappingProxyType({})) -> None:
         kept = {"boot_id": self.boot_id, "vm": asdict(vm)}
         if kept != self.outbox.record(STATE, VM):
-            self.outbox.commit([], records={(STATE, VM): kept})
+            self.outbox.commit([], records={(STATE, VM): kept, **more})
 
     def reporter(self) -> Reporter:
         """Return what builds events in this VM's name, as far as it is known, as of now."""

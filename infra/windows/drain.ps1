@@ -12,7 +12,8 @@ try {
     if ($Found.Name -ne $Service) { throw 'no service has this name' }    # a pattern that matches none is no error
     Write-Output "$Service is being stopped; NotBefore: $env:IMDS_BRIDGE_NOT_BEFORE, seconds left: $env:IMDS_BRIDGE_SECONDS_LEFT"
     if ($Found.Status -ne 'StopPending') { Stop-Service $Service -NoWait }    # a drain that was ended may have asked for it: it may run twice
-    $Seconds = if ($env:IMDS_BRIDGE_SECONDS_LEFT) { [int] $env:IMDS_BRIDGE_SECONDS_LEFT - 2 } else { 600 }    # to say what it waits for before it is ended
+    $Seconds = [int] $env:IMDS_BRIDGE_SECONDS_LEFT - 2    # to say what it waits for before it is ended
+    if ($Seconds -lt 1) { $Seconds = 600 }    # by hand, or NotBefore has passed: its own limit ends it
     $Found.WaitForStatus('Stopped', [TimeSpan]::FromSeconds($Seconds))
     Write-Output "$Service is stopped for the $env:IMDS_BRIDGE_EVENT_TYPE $env:IMDS_BRIDGE_EVENT_ID"
 } catch {

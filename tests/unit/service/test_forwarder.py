@@ -1039,3 +1039,35 @@ def test_what_comes_before_the_name_is_published_without_it_and_the_run_ends_onc
     start, completed, *_ = station.events()
     assert (completed["data"]["AffectsThisVm"], start["reporter"]) == (True, "web-0/forward")
     assert start["data"]["PreviousEpoch"] == stopping["reporterepoch"]
+
+
+def test_a_notice_of_a_first_start_without_a_name_comes_again_in_the_vms_name(station: Scripted) -> None:
+    station.imds.fail(500)
+    station.outbox.commit([], records={("state", "vm"): None})
+    station.restart()
+    station.run(waits=10)
+    station.imds.restore()
+    station.imds.schedule(FIRST)
+    station.run(waits=10)
+    station.restart(after=6)
+    station.run(waits=10)
+    shown = [one for one in station.all_events() if name_of(one) == f"scheduledevent.scheduled {FIRST}"]
+    assert [one["data"]["AffectsThisVm"] for one in shown] == [None, True]
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_after_a_run_without_the_state_there_is_a_loss_although_everything_was_delivered(
+    station: Scripted, is_killed: bool
+) -> None:
+    settle_with_two(station)
+    hide(station)
+    station.imds.schedule("third")
+    station.poll()
+    station.outbox.acknowledge("all", station.outbox.pending("all", 10_000))
+    abandon(station.outbox) if is_killed else station.close()
+    show(station)
+    station.imds.end("third")
+    station.start()
+    station.forget()
+    station.run(waits=3)
+    assert station.story().count("bridge.loss") == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig, MakeListener
 from tests.support.machine import program
 from tests.support.only import only
-from tests.support.outbox import FailingDisk, failing_disk, kill
+from tests.support.outbox import FailingDisk, abandon, failing_disk, kill
 from tests.support.status import process_status
 
 DRAIN, RECOVER, NEW = program(), program("recover"), program("new")
@@ -551,6 +551,48 @@ def test_what_a_file_owes_that_could_not_be_read_at_the_start_is_put_back_once_i
     rig.start()
     rig.remove(event, wait=120)
     assert rig.machine.names == [DRAIN, RECOVER]
+
+
+def hide_state(rig: ListenerRig) -> Callable[[], None]:
+    """Start without the state, which cannot be read; return what lets it be read again."""
+    rig.events()
+    rig.receiver.disconnect()
+    rig.outbox.close()
+    file = rig.outbox.folder.database
+    hidden = file.with_suffix(".hidden")
+    file.rename(hidden)
+    file.mkdir()  # SQLite cannot open it
+    rig.start()
+
+    def show() -> None:
+        file.rmdir()
+        hidden.rename(file)
+
+    return show
+
+
+@pytest.mark.parametrize("are_delivered", [True, False])
+@pytest.mark.parametrize("end", ["killed", "killed, and not read at the next start", "stopped"])
+def test_a_vm_that_was_prepared_while_the_state_could_not_be_read_is_put_back_by_the_next_start(
+    rig: ListenerRig, end: str, are_delivered: bool
+) -> None:
+    rig.run(2)
+    show = hide_state(rig)
+    event = rig.prepare()
+    rig.change(event, EventStatus="Started", wait=2)
+    if are_delivered:
+        rig.events()
+    abandon(rig.outbox) if end != "stopped" else rig.outbox.close()
+    if "not read" not in end:
+        show()
+    rig.start()
+    rig.run(2)
+    rig.remove(event, wait=120)
+    rig.run(700)
+    assert rig.machine.names == [DRAIN, RECOVER]
+    rig.restart(wait=200)
+    told = [one["data"]["Reason"] for one in rig.events() if ".bridge.loss." in one["type"]]
+    assert told == ["NotWritten"] * (2 if "not read" in end else 1)  # for each run without the state
 
 
 def test_what_was_recovered_while_the_store_was_in_memory_is_not_prepared_after_a_kill(
