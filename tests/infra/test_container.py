@@ -142,7 +142,7 @@ def test_a_process_that_never_could_write_its_status_is_alive_and_not_ready(
 def test_a_process_that_cannot_do_its_work_is_alive_but_not_ready_and_gives_the_reason(
     held: StateFolder, health: Health
 ) -> None:
-    """The reasons are those of tests/unit/service/test_health.py."""
+    """The reasons are those of tests/unit/process/test_health.py."""
     write_raw(held, status())
     assert health() == health("--ready") == HEALTHY
     write_raw(held, status(storage_error="disk full"))

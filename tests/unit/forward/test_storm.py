@@ -19,7 +19,7 @@ from bridge.events.model import StoredEvent
 from tests.support.memory_sink import MemorySink
 from tests.support.receivers import CONSOLE, FORMATS, make_format
 from tests.support.storm import EVENTS, Told, event_ids, instants, scheduled, started
-from tests.unit.service.test_relay import RelayOnDoubles
+from tests.unit.forward.test_relay import RelayOnDoubles
 
 FORMATS_BY_SINK = {"sink0": "teams", "sink1": "slack"}
 STORM_SECONDS = 600.0

@@ -14,7 +14,7 @@ import pytest
 
 from bridge.azure import bus_receiver
 from bridge.azure.receiver import ReceivedMessage
-from tests.integration.service.conftest import MakeBus
+from tests.integration.flows.conftest import MakeBus
 from tests.support.bus import Sender
 from tests.support.cli import Cli
 from tests.support.clock import MovedClock

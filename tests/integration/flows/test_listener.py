@@ -15,7 +15,7 @@ from bridge.approvals import inbox as inbox_module
 from bridge.azure import bus_receiver
 from bridge.config.base import Secret
 from bridge.process import identity
-from tests.integration.service.conftest import MakeBus
+from tests.integration.flows.conftest import MakeBus
 from tests.support.bus import (
     FLEET,
     QUEUE,

@@ -1,4 +1,4 @@
-"""The forwarder with the real client and the simulated IMDS; its decisions are tested in tests/unit/service."""
+"""The forwarder with the real client and the simulated IMDS; its decisions are tested in tests/unit/forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the services share."""
+"""What the tests of deliveries share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from bridge.errors import DeliveryError
-from tests.support.listener import ListenerRig, MakeListener
 from tests.support.moved_delivery import MakeDelivery, MovedDelivery
 
 
@@ -30,9 +29,3 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeDelive
             return rig
 
         yield build
-
-
-@pytest.fixture
-def rig(make_listener: MakeListener) -> ListenerRig:
-    """Return a listener whose policy allows everything, and that has no auto rule."""
-    return make_listener()

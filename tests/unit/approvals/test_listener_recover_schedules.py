@@ -27,7 +27,7 @@ from bridge.runtime.program import KILL_AFTER_SECONDS, Result
 from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig
 from tests.support.machine import MachineRun, program
-from tests.unit.service.test_listener_schedules import SCHEDULES, SEED
+from tests.unit.approvals.test_listener_schedules import SCHEDULES, SEED
 
 pytestmark = pytest.mark.timeout(max(120, 5 * SCHEDULES))
 
