@@ -143,11 +143,13 @@ class Process:
     def _end(self, loops: list[Thread], senders: list[Thread], *, why: str | None) -> list[str]:
         """Let the loops end and deliver waiting events within `stop_seconds`; return what is not delivered.
 
-        A second signal ends it at once. What is stored, a process that ends by itself leaves to its next start.
+        A second signal ends it at once. What is stored, a process that ends by itself leaves to its next start,
+        unless a sink's program may run.
         """
         log.info("stopping: waiting events are delivered first", extra={"why": why})
         self._supervisor.stopping(self._stop_seconds + LAST_SECONDS)
-        can_wait = why is None and self._outbox.storage_error is None
+        is_stored = self._outbox.storage_error is None
+        can_wait = why is None and is_stored and not any(one.sink.is_at_work for one in self._dispatchers)
         deadline = self._clock.monotonic() + (HANDOVER_SECONDS if can_wait else self._stop_seconds)
         self._parts.stop.set()
         for dispatcher in self._dispatchers:

@@ -67,6 +67,7 @@ def make_sender() -> Any:
     stop = Stop()
     return SimpleNamespace(
         name="ops",
+        sink=SimpleNamespace(is_at_work=False),
         dead_lettered=0,
         begin_drain=lambda: None,
         status=lambda dead: (dead, "retrying"),
@@ -213,6 +214,24 @@ def test_a_start_knows_whether_the_run_before_it_was_stopped(
         rig.folder.statuses.pop()
     rig.run(seconds=20)
     assert rig.follows == [False, why == "it is stopped"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_at_work", "seconds"), [(None, False, 1), ("the disk is full", False, 5), (None, True, 5)]
+)
+def test_a_process_that_ends_by_itself_leaves_to_the_next_start_what_is_stored_and_no_program_of_a_sink(
+    error: str | None, is_at_work: bool, seconds: float
+) -> None:
+    rig, is_over = Doubles(), Stop()
+    rig.outbox.storage_error = error
+    rig.stop.set()  # a loop ends
+    sender = make_sender()
+    sender.sink, sender.stop_when_drained = SimpleNamespace(is_at_work=is_at_work), lambda: None
+    sender.run = lambda: is_over.wait(None)
+    began_at = rig.clock.monotonic()
+    assert rig.run(seconds=1e6, dispatchers=lambda: [sender]) == 1
+    assert seconds <= rig.clock.monotonic() - began_at < seconds + 1
+    is_over.set()
 
 
 @pytest.mark.parametrize(("seconds", "code", "at_least"), [(1e6, 1, 90.0), (30.0, 0, 30.0)])
