@@ -191,7 +191,9 @@ class FileStorage(Storage):
         file.note_losses(losses, count=max)  # what is kept may have others
         has_turned_up = False
         if memory := self._memory:
-            has_turned_up = memory.is_blind and file.record(rows.STATE, rows.RUN) is not None
+            runs = [one.record(rows.STATE, rows.RUN) or {} for one in (file, memory.database)]
+            # A take-over that failed may have left this process's own run in the file.
+            has_turned_up = memory.is_blind and runs[0].get("epoch") not in (None, runs[-1].get("epoch"))
             needed = self.file_seq
             file.execute("delete-waiting-after", memory.own_after)
             for row in memory.done:

@@ -135,6 +135,22 @@ def test_a_commit_that_failed_is_told_once_also_after_further_attempts_that_fail
 
 
 @pytest.mark.parametrize("left", LEFT)
+def test_a_first_start_whose_commits_fail_takes_what_they_left_for_its_own_state(
+    tmp_path: Path, commits: Commits, left: Left
+) -> None:
+    commits.fails = lambda: left
+    with closing(open_outbox(tmp_path, sinks=TWO)) as outbox:
+        commit(outbox, "1")
+        for _ in range(2):
+            outbox.recover()
+            commit(outbox, "2")
+        commits.fails = lambda: None
+        outbox.recover()
+        assert outbox.storage_error is None
+        assert waiting(outbox, "b") == ["1", "2", "2"]
+
+
+@pytest.mark.parametrize("left", LEFT)
 def test_after_a_kill_an_event_whose_commit_failed_is_there_or_reported_as_lost(
     tmp_path: Path, commits: Commits, left: Left
 ) -> None:
