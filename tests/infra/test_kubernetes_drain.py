@@ -206,7 +206,8 @@ def test_a_drain_that_is_ended_before_it_asked_for_anything_says_that(api: ApiSe
     api.add("web")
     api.before["nodes", "get"] = answers(*[NO_ANSWER] * 100_000)
     output = ended(api, lambda: api.calls.count(("nodes", "get")) > 2)
-    assert output[-1] == "drain: ended before the node was drained; no eviction was asked for"
+    # what is tried meanwhile may print its error after that
+    assert "drain: ended before the node was drained; no eviction was asked for" in output
     assert [reason for reason, _ in api.told] == ["NotDrained"]
 
 
