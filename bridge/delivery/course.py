@@ -91,9 +91,9 @@ class Course:
 
     1. The most urgent event goes first, a retry that is due only if it is more urgent than what was never tried.
     2. An event that fails waits for its retry. First tries are at most 20 a second and retries 4, as far as they
-       fail. After a try that failed what was never tried.
-    3. Without an answer, or if the receiver asks for time, the sink as a whole waits; then what was
-       never tried, and if there is nothing, all that failed is due.
+       fail. After a try that failed, what was never tried goes first.
+    3. Without an answer, or if the receiver asks for time, the sink as a whole waits; then what was never
+       tried goes first, and if there is nothing, all that failed is due.
     4. A batch that fails is followed by one event alone, and then by a quarter of it, which doubles. Retries are in
        a batch only after one that was accepted, or after an outage.
     5. When something is accepted after two or more failures in a row and 10 s without, all that failed is due. It is

@@ -21,7 +21,6 @@ from bridge.outbox import rows
 from bridge.outbox.room import Freed, make_room
 from bridge.outbox.rows import Ledger, Loss, Wait, stored_event
 from bridge.outbox.sqlite import LOG_BYTES
-from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.storage import Storage
 from bridge.runtime.json import Json
 from bridge.runtime.time import Clock, RepeatLimit
@@ -41,11 +40,9 @@ class Outbox:
     it works. Damage in the file in use raises StateError, which ends the process.
 
     Args:
-        folder: where it is kept.
         clock: ages are counted on its steady time.
         sinks: for each sink its filter, and whether it starts at the oldest event instead of the next.
         max_bytes: how large the file and its log may become before the oldest waiting events are dropped.
-        retain_seconds: for how long events are kept that every sink has had.
         count: is called with the events of each commit.
         held: for sinks that hold events, a function that returns until when one is held (steady seconds), None for
             not at all.
@@ -57,12 +54,10 @@ class Outbox:
         changes: counts what ends a wait.
     """
 
-    folder: StateFolder
     _: KW_ONLY
     clock: Clock
     sinks: Mapping[str, tuple[Filter, bool]]
     max_bytes: int
-    retain_seconds: float
     count: Callable[[Sequence[CloudEvent | StoredEvent]], None] = lambda _: None
     held: Mapping[str, Callable[[StoredEvent], float | None]] = field(default_factory=dict)
     storage: Storage = field(init=False)

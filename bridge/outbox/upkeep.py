@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 
 from bridge.config.base import DAY_SECONDS
@@ -16,6 +16,7 @@ from bridge.outbox.file_storage import FileStorage, TurnedUp
 from bridge.outbox.outbox import EXPIRED, Outbox
 from bridge.outbox.room import Freed
 from bridge.outbox.rows import Ledger, Loss, stored_dead_letter, stored_event
+from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.json import Json
 
 log = logging.getLogger(__name__)
@@ -31,9 +32,17 @@ CHUNK_ROWS = 1000
 class KeptOutbox(Outbox):
     """The outbox as the process has it that opens, keeps and closes it; to make one opens `folder`, or starts one.
 
+    Args:
+        folder: where it is kept.
+        retain_seconds: for how long events are kept that every sink has had.
+
     Raises:
         StateError: another process holds the folder, or a newer version wrote it.
     """
+
+    folder: StateFolder
+    _: KW_ONLY
+    retain_seconds: float
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from types import MappingProxyType
 from typing import Literal
 
 from bridge.errors import ImdsError, StateError
@@ -16,7 +15,6 @@ from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
 from bridge.imds.instance import Vm
 from bridge.outbox.rows import AGAIN, OWED, STATE, VM
 from bridge.outbox.upkeep import KeptOutbox
-from bridge.runtime.json import Json
 from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
@@ -147,8 +145,7 @@ class VmIdentity:
         same = vm.named_as(known) if known else None
         if is_running and not same:
             self.is_renamed = True
-            # What was published without a name, the next start publishes again.
-            self._keep(vm, {} if known else {(STATE, AGAIN): True})
+            self._keep(vm, again=not known)  # what was published without a name
             text = "instance data names this VM %s: the process ends, and the next start publishes as that"
             log.warning(text, vm.name)
             return True
@@ -163,9 +160,11 @@ class VmIdentity:
         if error and self._log_limit.is_due(error):
             log.warning("the VM's identity is not available yet: %s", error)
 
-    def _keep(self, vm: Vm, more: Mapping[tuple[str, str], Json] = MappingProxyType({})) -> None:
+    def _keep(self, vm: Vm, *, again: bool = False) -> None:
+        """Keep who the VM is; with `again`, the next start publishes the whole document again."""
         kept = {"boot_id": self.boot_id, "vm": asdict(vm)}
         if kept != self.outbox.record(STATE, VM):
+            more = {(STATE, AGAIN): True} if again else {}
             self.outbox.commit([], records={(STATE, VM): kept, **more})
 
     def reporter(self) -> Reporter:

@@ -148,8 +148,8 @@ class Process:
         """
         log.info("stopping: waiting events are delivered first", extra={"why": why})
         self._supervisor.stopping(self._stop_seconds + LAST_SECONDS)
-        is_stored = self._outbox.storage_error is None
-        can_wait = why is None and is_stored and not any(one.sink.is_at_work for one in self._dispatchers)
+        is_at_work = any(one.sink.is_at_work for one in self._dispatchers)
+        can_wait = why is None and self._outbox.storage_error is None and not is_at_work
         deadline = self._clock.monotonic() + (HANDOVER_SECONDS if can_wait else self._stop_seconds)
         self._parts.stop.set()
         for dispatcher in self._dispatchers:

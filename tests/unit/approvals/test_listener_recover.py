@@ -529,30 +529,6 @@ def test_a_command_without_an_outcome_is_not_answered_while_its_event_may_be_in_
     assert rig.receipts() == []
 
 
-def test_what_a_file_owes_that_could_not_be_read_at_the_start_is_put_back_once_it_can(
-    rig: ListenerRig,
-) -> None:
-    event = rig.prepare()
-    rig.change(event, EventStatus="Started", wait=2)
-    rig.events()
-    rig.receiver.disconnect()
-    rig.outbox.close()
-    file = rig.outbox.folder.database
-    hidden = file.with_suffix(".hidden")
-    file.rename(hidden)
-    file.mkdir()
-    rig.start()
-    rig.run(2)
-    file.rmdir()
-    hidden.rename(file)
-    with pytest.raises(StateError, match="the next start goes on with it"):
-        rig.outbox.recover()
-    rig.outbox.close()
-    rig.start()
-    rig.remove(event, wait=120)
-    assert rig.machine.names == [DRAIN, RECOVER]
-
-
 def hide_state(rig: ListenerRig) -> Callable[[], None]:
     """Start without the state, which cannot be read; return what lets it be read again."""
     rig.events()
@@ -569,6 +545,22 @@ def hide_state(rig: ListenerRig) -> Callable[[], None]:
         hidden.rename(file)
 
     return show
+
+
+def test_what_a_file_owes_that_could_not_be_read_at_the_start_is_put_back_once_it_can(
+    rig: ListenerRig,
+) -> None:
+    event = rig.prepare()
+    rig.change(event, EventStatus="Started", wait=2)
+    show = hide_state(rig)
+    rig.run(2)
+    show()
+    with pytest.raises(StateError, match="the next start goes on with it"):
+        rig.outbox.recover()
+    rig.outbox.close()
+    rig.start()
+    rig.remove(event, wait=120)
+    assert rig.machine.names == [DRAIN, RECOVER]
 
 
 @pytest.mark.parametrize("are_delivered", [True, False])
