@@ -445,6 +445,33 @@ def test_one_value_takes_the_flag_and_the_right_to_delete_pods_and_another_keeps
     assert verbs == (of_pods if cordon_only else set() if force else {("pods", "delete")})
 
 
+@pytest.mark.parametrize("existing", ["", "mine"])
+def test_a_value_tells_the_node_what_comes_by_a_sink_of_forward_and_one_right(existing: str) -> None:
+    off = {"enabled": False}
+    drain = {"enabled": True, "existingConfigMap": existing}
+    plain = rendered(forward=off, drain=drain)
+    got = rendered(forward=off, drain=drain | {"condition": True, "excludeFromLoadBalancers": True})
+    role = "ClusterRole imds-bridge-imds-bridge-drain"
+    more = [rule for rule in got[role]["rules"] if rule not in plain[role]["rules"]]
+    assert more == [{"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}]
+    commented = (FOLDER / "drain.yaml").read_text().replace("# - { apiGroups", "- { apiGroups")
+    assert more[0] in [*yaml.safe_load_all(commented)][1]["rules"]
+    forward, listen = workload(got, "drain", "imds-bridge")["template"]["spec"]["containers"]
+    node = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    excluded = {"name": "DRAIN_EXCLUDE_FROM_LOAD_BALANCERS", "value": "true"}
+    assert listen["env"] == [node, excluded]
+    assert node in forward["env"]
+    variables = {one["name"]: one["value"] for one in forward["env"] if one["name"].startswith("IMDS_")}
+    sinks = load(FOLDER / "drain.toml", variables).sinks
+    assert {*sinks} == {"log", "node_condition"}
+    told = sinks["node_condition"].model_dump(include={"kind", "run", "types"})
+    program = ("/opt/imds-bridge/bin/python", "/opt/imds-bridge/drain.py", "tell")
+    assert {"kind": "exec", "run": program, "types": ("io.imdsbridge.document.changed.v1",)} == {
+        name: tuple(value) if name != "kind" else value for name, value in told.items()
+    }
+    assert_valid(got.values())
+
+
 SPELLINGS = [
     "run = ['/x', 'drain', '--force']",
     'run = ["/x", "drain","--force"]',
@@ -469,7 +496,8 @@ def test_the_switches_of_the_drain_change_no_text_in_any_spelling(text: str) -> 
 
 def test_an_older_image_that_does_not_know_the_switches_is_refused() -> None:
     off = {"enabled": False}
-    for switch in ({"force": False}, {"cordonOnly": True}):
+    switches = ({"cordonOnly": True}, {"condition": True}, {"excludeFromLoadBalancers": True})
+    for switch in ({"force": False}, *switches):
         why = refused(image={"tag": "0.0.9"}, forward=off, drain={"enabled": True, **switch})
         assert "image.tag: 0.0.9 does not know the variables" in why
     rendered(image={"tag": "0.0.9"}, forward=off, drain={"enabled": True})

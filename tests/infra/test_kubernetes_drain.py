@@ -697,10 +697,47 @@ def test_with_the_configuration_of_the_pod_a_node_is_drained_approved_and_uncord
 
 def test_the_listener_gives_the_switches_of_the_pod_to_the_drain(api: ApiServer) -> None:
     api.add("web")
-    with ImdsLab() as imds, listening(api, imds, DRAIN_CORDON_ONLY="true") as listen:
+    switches = {"DRAIN_CORDON_ONLY": "true", "DRAIN_EXCLUDE_FROM_LOAD_BALANCERS": "true"}
+    with ImdsLab() as imds, listening(api, imds, **switches) as listen:
         imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
         wait_until(lambda: imds.approvals, describe=lambda: listen)
-    assert (api.is_cordoned, [*api.pods], api.told[0][0]) == (True, ["web"], "Cordoned")
+        done = "no pod is evicted (DRAIN_CORDON_ONLY=true)"
+        assert done in listen.log.read_text()  # written before the approval
+    assert (api.is_cordoned, [*api.pods]) == (True, ["web"])
+    assert [(reason, text.partition("; ")[2]) for reason, text in api.told] == [("Cordoned", done)]
+    assert api.node["metadata"]["labels"] == {drain.EXCLUDE: drain.MANAGER}
+
+
+def test_the_listener_takes_force_away_and_says_so_in_its_log_and_the_event(api: ApiServer) -> None:
+    api.add("web")
+    api.refusals["web"] = [DISRUPTION]
+    with ImdsLab() as imds, listening(api, imds, DRAIN_FORCE="false") as listen:
+        imds.schedule(event_type="Preempt", resources=["web-0"], notice_seconds=drain.FORCE_SECONDS)
+        wait_until(lambda: imds.approvals, describe=lambda: listen)
+        done = "pods that left: 1 (DRAIN_FORCE=false: no pod is deleted)"
+        assert done in listen.log.read_text()  # written before the approval
+    assert api.deletions == []
+    assert (api.told[-1][0], api.told[-1][1].partition("; ")[2]) == ("Drained", done)
+
+
+def test_a_forward_with_the_sink_of_the_chart_tells_the_node_what_comes_and_that_it_is_over(
+    api: ApiServer,
+) -> None:
+    api.rights |= {STATUS}
+    api.node["status"] = {"conditions": [dict(READY), dict(DISK)]}
+    run = [sys.executable, str(PROGRAM), "tell", "--account", str(api.folder)]
+    types = ["io.imdsbridge.document.changed.v1"]
+    with ImdsLab() as imds:
+        given = {
+            "imds": {"endpoint": imds.url("web-0")},
+            "sinks": {"node_condition": {"kind": "exec", "run": run, "types": types}},
+        }
+        with Forward(api.folder / "forward", given, env=api.environment) as forward:
+            event = imds.schedule(event_type="Freeze", resources=["web-0"], notice_seconds=900)
+            wait_until(lambda: len(api.node["status"]["conditions"]) > 2, describe=lambda: forward)
+            wait_until(lambda: condition(api)[:2] == ("True", "Freeze"), describe=lambda: forward)
+            imds.complete(event)
+            wait_until(lambda: condition(api) == NONE, describe=lambda: forward)
 
 
 def test_a_cordon_that_is_on_its_way_when_its_event_is_canceled_conflicts(api: ApiServer) -> None:

@@ -29,9 +29,9 @@
 {{- fail "nothing is enabled: enable forward, listen, drain or relay" }}
 {{- end }}
 {{- $tag := .Values.image.tag }}
-{{- if and $drain.enabled (or $drain.cordonOnly (not $drain.force)) (not .Values.image.digest) (regexMatch "^v?[0-9]+[.][0-9]+[.][0-9]+" $tag) }}
+{{- if and $drain.enabled (or $drain.cordonOnly (not $drain.force) $drain.condition $drain.excludeFromLoadBalancers) (not .Values.image.digest) (regexMatch "^v?[0-9]+[.][0-9]+[.][0-9]+" $tag) }}
 {{- if semverCompare (printf "<%s" .Chart.AppVersion) $tag }}
-{{- fail (printf "image.tag: %s does not know the variables that drain.force=false and drain.cordonOnly=true set; use %s or later" $tag .Chart.AppVersion) }}
+{{- fail (printf "image.tag: %s does not know the variables that drain.force=false, cordonOnly, condition and excludeFromLoadBalancers set; use %s or later" $tag .Chart.AppVersion) }}
 {{- end }}
 {{- end }}
 {{- range $role := list "forward" "listen" }}
@@ -114,6 +114,13 @@
 {{- if eq $.role "drain" }}
 {{- if not $own.force }}{{ $switches = append $switches (dict "name" "DRAIN_FORCE" "value" "false") }}{{ end }}
 {{- if $own.cordonOnly }}{{ $switches = append $switches (dict "name" "DRAIN_CORDON_ONLY" "value" "true") }}{{ end }}
+{{- end }}
+{{- if and (eq $.role "drain") $own.excludeFromLoadBalancers }}{{ $switches = append $switches (dict "name" "DRAIN_EXCLUDE_FROM_LOAD_BALANCERS" "value" "true") }}{{ end }}
+{{- if and (eq $.role "drain") (eq $one.name "forward") $own.condition }}
+{{- /* A sink of forward by variables, so that it goes with existingConfigMap, too. */}}
+{{- $switches = append $switches (dict "name" "NODE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) }}
+{{- $sink := dict "KIND" "exec" "RUN" (list "/opt/imds-bridge/bin/python" "/opt/imds-bridge/drain.py" "tell" | toJson) "TYPES" (list "io.imdsbridge.document.changed.v1" | toJson) }}
+{{- range $key, $value := $sink }}{{ $switches = append $switches (dict "name" (printf "IMDS_BRIDGE__SINKS__NODE_CONDITION__%s" $key) "value" $value) }}{{ end }}
 {{- end }}
 {{- $env := concat ($one.env | default list) $switches $own.env }}
 {{- $port := "" }}
