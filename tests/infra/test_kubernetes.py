@@ -69,7 +69,8 @@ def test_every_manifest_is_valid_by_the_strict_schemas_of_kubernetes() -> None:
 def test_the_kustomization_names_every_manifest_those_that_approve_as_a_choice() -> None:
     text = (FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
     choices = {"listen.yaml", "drain.yaml", "relay.yaml"}
-    assert {*only(documents("kustomization.yaml"))["resources"]} == {*MANIFESTS} - choices
+    before = {"check.yaml"}
+    assert {*only(documents("kustomization.yaml"))["resources"]} == {*MANIFESTS} - choices - before
     assert [name for name in choices if f"# - {name} #" not in text] == []
 
 
@@ -124,7 +125,8 @@ def test_a_pod_reaches_imds_is_not_root_has_no_right_in_the_cluster_and_writes_o
     # also what an earlier image with another user left, in folders of mode 0700
     assert first["command"] == ["chown", "-R", f"{user['runAsUser']}:{user['runAsGroup']}", "/state"]
     assert first["securityContext"]["capabilities"]["add"] == ["CHOWN", "DAC_READ_SEARCH"]
-    assert (one["args"], one["terminationMessagePolicy"]) == (["forward"], "FallbackToLogsOnError")
+    assert one["args"] == ["forward", "--config", "/etc/imds-bridge/config.toml"]
+    assert one["terminationMessagePolicy"] == "FallbackToLogsOnError"
     assert one["livenessProbe"]["terminationGracePeriodSeconds"] == 5
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         command = one[probe]["exec"]["command"]
@@ -221,6 +223,20 @@ def test_a_job_tries_every_configuration_in_the_pod_of_its_role_before_anything_
             assert config["metadata"]["annotations"]["helm.sh/hook-weight"] == "-1"
             role = re.split("-", about["name"])[1]
             assert config["data"] == config_map(got, f"web-{role}")["data"]
+
+
+def test_the_check_to_apply_before_a_kustomization_is_the_job_of_the_chart() -> None:
+    (job,) = documents("check.yaml")
+    (of_chart,) = (one for key, one in with_hooks("imds-bridge").items() if key.startswith("Job "))
+    expected = of_chart["spec"]
+    del expected["template"]["metadata"]
+    one = only(expected["template"]["spec"]["containers"])
+    one["command"] = one.pop("args")
+    volume = only(each for each in expected["template"]["spec"]["volumes"] if "configMap" in each)
+    volume["configMap"]["name"] = "imds-bridge-check"
+    assert job["spec"] == expected
+    commands = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert "create configmap imds-bridge-check --from-file=config.toml=forward.toml" in commands
 
 
 def test_the_check_reads_the_map_that_exists_and_the_file_that_arguments_name_and_can_be_turned_off() -> None:
@@ -321,10 +337,6 @@ def test_the_chart_applies_the_manifests_of_what_is_enabled_under_names_of_the_r
         for one in (*documents("serviceaccounts.yaml"), *documents(f"{role}.yaml")):
             if one["metadata"]["name"] != plain:
                 continue
-            for part in (
-                one["spec"]["template"]["spec"]["containers"] if "template" in one.get("spec", {}) else ()
-            ):
-                part["args"] += ["--config", "/etc/imds-bridge/config.toml"]
             text = json.dumps(one)
             for before, after in changes.items():
                 text = text.replace(before, after)
@@ -416,6 +428,7 @@ def test_values_change_each_pod_and_keep_what_the_manifest_has() -> None:
         for each in spec["containers"]:
             each["volumeMounts"] += given["volumeMounts"]
             each["env"] = [*each.get("env", []), *given["env"]]
+            each["args"] = each["args"][:1]  # the file of extraArgs
             each["args"] += ["--dry-run"] if each["name"] == "listen" else []
             each["args"] += given["extraArgs"]
         assert {"updateStrategy": None, **workload(got, role, "web-events")} == expected

@@ -107,8 +107,8 @@
 {{- $_ := set $one "resources" (mergeOverwrite dict $one.resources (deepCopy $own.resources)) }}
 {{- end }}
 {{- range $index, $one := $pod.containers }}
-{{- $path := ternary list (list "--config" "/etc/imds-bridge/config.toml") (contains "\"--config" (toJson $own.extraArgs)) }}
-{{- $arguments := concat $one.args $path (ternary (list "--dry-run") list (and (eq $one.name "listen") $own.dryRun)) $own.extraArgs }}
+{{- $first := ternary (list (first $one.args)) $one.args (contains "\"--config" (toJson $own.extraArgs)) }}
+{{- $arguments := concat $first (ternary (list "--dry-run") list (and (eq $one.name "listen") $own.dryRun)) $own.extraArgs }}
 {{- $_ := set $one "args" $arguments }}
 {{- $switches := list }}
 {{- if eq $.role "drain" }}
