@@ -494,6 +494,7 @@ SPELLINGS = [
     """run = ["sh", "-c", "/x drain --force"]""",
     'url_file = "drain"',
     '[sinks."drain"]',
+    '[sinks.x]\nkind = "exec"\nrun = ["/y", "drain", "--force"]',
 ]
 
 
