@@ -23,6 +23,7 @@ from bridge.runtime import log as logs
 from bridge.runtime.threads import Signals, Stop
 
 if TYPE_CHECKING:
+    from bridge.approvals.in_service import InService
     from bridge.azure.receiver import Receiver
     from bridge.config.approvals import ApprovalSettings
     from bridge.config.bus import RelaySettings
@@ -49,7 +50,16 @@ def run_listen(config: Config, *, dry_run: bool) -> int:
     """
     settings = approval_settings(config)
     variables = config.policy_variables
-    return _run(config, "listen", lambda parts: _listen(parts, settings, variables, dry_run=dry_run))
+    in_service: InService | None = None
+    if config.in_service:
+        from bridge.approvals.in_service import InService  # noqa: PLC0415 - few processes have it
+
+        in_service = InService(config.in_service, settings, dry_run=dry_run)
+
+    def build(parts: Parts) -> Flow:
+        return _listen(parts, settings, variables, in_service, dry_run=dry_run)
+
+    return _run(config, "listen", build, in_service)
 
 
 def run_relay(config: Config) -> int:
@@ -99,7 +109,9 @@ def _faults_of_relayed(name: str, sink: SinkSettings) -> Iterator[str]:
             yield f"sinks.{name}.where.{wanted}: expected another, such as Resources"
 
 
-def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
+def _run(
+    config: Config, role: Role, build: Callable[[Parts], Flow], in_service: InService | None = None
+) -> int:
     os.umask(0o077)
     logs.set_up(level=config.log_level, style=config.log_format)
     for path in find_exposed(config, role):
@@ -110,6 +122,8 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
         parts = Parts(config, role)
         if programs_of(config, role):
             os.environ.update(folders_of_programs(config.path, parts.folder.path))
+        if in_service:  # a load balancer asks before it is known which VM this is
+            in_service.start(parts.outbox)
         parts.identity.settle(lambda seconds: signals.wait(seconds, keep=True))
         file = str(config.path.absolute()) if config.path else ""
         flow = replace(build(parts), config=file, find_program_faults=_tests_of_programs(config, role))
@@ -154,7 +168,14 @@ def _forward(parts: Parts, config: Config, *, once: bool) -> Flow:
     return Flow(loops={"poll": forwarder.run}, status=forwarder.status)
 
 
-def _listen(parts: Parts, settings: ApprovalSettings, variables: Iterable[str], *, dry_run: bool) -> Flow:
+def _listen(
+    parts: Parts,
+    settings: ApprovalSettings,
+    variables: Iterable[str],
+    in_service: InService | None,
+    *,
+    dry_run: bool,
+) -> Flow:
     from bridge.approvals.listener import Listener  # noqa: PLC0415 - only `listen` needs it
 
     identity = parts.identity
@@ -170,6 +191,8 @@ def _listen(parts: Parts, settings: ApprovalSettings, variables: Iterable[str], 
 
         bus = BusReceiver(settings, what="commands", session=session, clock=parts.clock, stop=parts.stop)
     listener = Listener(parts, settings, bus, dry_run=dry_run)
+    if in_service:
+        in_service.is_in_work = listener.is_in_work
     return Flow(
         loops={"decide": listener.run, **({"commands": bus.run} if bus else {})},
         status=listener.status,
