@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.config.models import Config, find_exposed
@@ -21,6 +23,7 @@ from bridge.runtime import log as logs
 from bridge.runtime.threads import Signals, Stop
 
 if TYPE_CHECKING:
+    from bridge.approvals.in_service import InService
     from bridge.azure.receiver import Receiver
     from bridge.config.approvals import ApprovalSettings
     from bridge.config.bus import RelaySettings
@@ -47,7 +50,16 @@ def run_listen(config: Config, *, dry_run: bool) -> int:
     """
     settings = approval_settings(config)
     variables = config.policy_variables
-    return _run(config, "listen", lambda parts: _listen(parts, settings, variables, dry_run=dry_run))
+    in_service: InService | None = None
+    if config.in_service:
+        from bridge.approvals.in_service import InService  # noqa: PLC0415 - few processes have it
+
+        in_service = InService(config.in_service, settings, dry_run=dry_run)
+
+    def build(parts: Parts) -> Flow:
+        return _listen(parts, settings, variables, in_service, dry_run=dry_run)
+
+    return _run(config, "listen", build, in_service)
 
 
 def run_relay(config: Config) -> int:
@@ -97,7 +109,9 @@ def _faults_of_relayed(name: str, sink: SinkSettings) -> Iterator[str]:
             yield f"sinks.{name}.where.{wanted}: expected another, such as Resources"
 
 
-def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
+def _run(
+    config: Config, role: Role, build: Callable[[Parts], Flow], in_service: InService | None = None
+) -> int:
     os.umask(0o077)
     logs.set_up(level=config.log_level, style=config.log_format)
     for path in find_exposed(config, role):
@@ -106,6 +120,10 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
         )
     with Signals() as signals:
         parts = Parts(config, role)
+        if programs_of(config, role):
+            os.environ.update(folders_of_programs(config.path, parts.folder.path))
+        if in_service:  # a load balancer asks before it is known which VM this is
+            in_service.start(parts.outbox)
         parts.identity.settle(lambda seconds: signals.wait(seconds, keep=True))
         file = str(config.path.absolute()) if config.path else ""
         flow = replace(build(parts), config=file, find_program_faults=_tests_of_programs(config, role))
@@ -117,6 +135,22 @@ def programs_of(config: Config, role: str) -> dict[tuple[str, ...], str]:
     of_rules = config.approvals.programs if config.approvals and role == "listen" else ()
     of_sinks = {getattr(sink, "run", ()): f"sinks.{name}" for name, sink in config.sinks.items()}
     return {run: key for run, key in {**dict.fromkeys(of_rules, "approvals.auto"), **of_sinks}.items() if run}
+
+
+def folders_of_programs(config: Path | None, state: Path) -> dict[str, str]:
+    """Make the folder in which programs keep their own files, and return the variables that name it and the secrets'.
+
+    Args:
+        config: the file of the settings, beside which the secrets are if systemd has loaded none.
+        state: the folder of the process.
+    """
+    own = state.absolute() / "programs"
+    with suppress(OSError):  # a full disk: a program that needs it says so
+        own.mkdir(parents=True, exist_ok=True)
+    secrets = os.environ.get("CREDENTIALS_DIRECTORY") or (
+        config and str(config.absolute().parent / "secrets")
+    )
+    return {"STATE_DIRECTORY": str(own), **({"CREDENTIALS_DIRECTORY": secrets} if secrets else {})}
 
 
 def _tests_of_programs(config: Config, role: Role) -> Callable[[], Sequence[str]]:
@@ -134,7 +168,14 @@ def _forward(parts: Parts, config: Config, *, once: bool) -> Flow:
     return Flow(loops={"poll": forwarder.run}, status=forwarder.status)
 
 
-def _listen(parts: Parts, settings: ApprovalSettings, variables: Iterable[str], *, dry_run: bool) -> Flow:
+def _listen(
+    parts: Parts,
+    settings: ApprovalSettings,
+    variables: Iterable[str],
+    in_service: InService | None,
+    *,
+    dry_run: bool,
+) -> Flow:
     from bridge.approvals.listener import Listener  # noqa: PLC0415 - only `listen` needs it
 
     identity = parts.identity
@@ -150,6 +191,8 @@ def _listen(parts: Parts, settings: ApprovalSettings, variables: Iterable[str], 
 
         bus = BusReceiver(settings, what="commands", session=session, clock=parts.clock, stop=parts.stop)
     listener = Listener(parts, settings, bus, dry_run=dry_run)
+    if in_service:
+        in_service.is_in_work = listener.is_in_work
     return Flow(
         loops={"decide": listener.run, **({"commands": bus.run} if bus else {})},
         status=listener.status,

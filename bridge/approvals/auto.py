@@ -37,11 +37,6 @@ class Rules:
         is_in_scope = self.settings.policy.scope == "group" or self.names_this_vm(event)
         return self.settings.has_bus and event.status == SCHEDULED and is_in_scope
 
-    @property
-    def recovers(self) -> Mapping[Argv, Argv]:
-        """The `recover` of each `run` that has one."""
-        return {rule.run: rule.recover for rule in self.settings.auto if rule.recover}
-
     def timeout_of(self, recover: Argv) -> float:
         """Return how long a `recover` may run."""
         known = (rule.run_timeout_seconds for rule in self.settings.auto if rule.recover == recover)

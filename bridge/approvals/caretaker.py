@@ -15,7 +15,7 @@ from uuid import uuid4
 from bridge.approvals.approver import ImdsApprover, Posted, choose
 from bridge.approvals.auto import Rules, Seen
 from bridge.approvals.policy import unknown_outcome
-from bridge.approvals.receipts import Receipts
+from bridge.approvals.receipts import Receipts, stored_state
 from bridge.approvals.state import UNPREPARED, EventState, Place, State, Stay
 from bridge.approvals.step import answer, step
 from bridge.config.approvals import ApprovalSettings
@@ -63,7 +63,7 @@ class Caretaker:
         self.approver = ImdsApprover(self.parts.imds, clock=self._clock)
         # where the boot is not known, each start counts as one
         self._boot = self._identity.boot_id or uuid4().hex
-        self.state = self.receipts.load(self.rules)
+        self.state = stored_state(self.parts.outbox, self.settings, dry_run=self.dry_run)
         self.runs: dict[Place, Run] = {}
         self._began_at = self._clock.monotonic()
 

@@ -73,6 +73,10 @@ class Listener:
         """Return whether a program runs; no more once `run` has ended. Any thread may call it."""
         return bool(self._caretaker.runs)
 
+    def is_in_work(self) -> bool:
+        """Return whether no program of a rule is known to have taken this VM out of work. Any thread may call it."""
+        return self.dry_run or self._caretaker.state.is_in_work
+
     @property
     def wait_seconds(self) -> float:
         """How long the next pass may wait for messages."""

@@ -24,12 +24,14 @@ from bridge.approvals.policy import Decision, rejected
 from bridge.approvals.state import Owed, Program, State
 from bridge.approvals.step import load_state
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
+from bridge.config.approvals import ApprovalSettings
 from bridge.contract.types import ReceiptReason
 from bridge.events.envelope import read_event
 from bridge.events.model import CloudEvent, StoredEvent, structured
 from bridge.imds.diff import Change
 from bridge.imds.document import ADVISORY, Document, ScheduledEvent
-from bridge.outbox.rows import DONE, LOST, OWED, REQUEST, STATE
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import DONE, LOST, OWED, REQUEST, STATE, UNKNOWN_LOSSES
 from bridge.process.parts import Parts
 from bridge.runtime.json import Json
 from bridge.runtime.time import iso_utc
@@ -80,11 +82,6 @@ class Receipts:
     def put(self, key: str, record: Mapping[str, Json], *, is_done: bool = False) -> None:
         """Record a command's progress; at the outbox's size limit, records of what is done are deleted first."""
         self._records[self._kind, key] = {**record, DONE: is_done}
-
-    def load(self, rules: Rules) -> State:
-        """Return what is known as far as it is stored; a dry run knows only what is owed."""
-        known = None if self._dry_run else self._outbox.record(EVENTS, KNOWN)
-        return load_state(known, self._outbox.record(STATE, OWED) or (), rules)
 
     def keep(self, before: State, after: State, rules: Rules) -> None:
         """Record what has changed of what is known, unless it is a dry run."""
@@ -278,6 +275,14 @@ class Receipts:
         self._events: list[CloudEvent | StoredEvent] = []
         self._records: dict[tuple[str, str], Any] = {}
         self._settlements: list[tuple[ReceivedMessage, Settlement]] = []
+
+
+def stored_state(outbox: Outbox, settings: ApprovalSettings, *, dry_run: bool) -> State:
+    """Return what is known as far as it is stored; a dry run knows only what is owed."""
+    known = None if dry_run else outbox.record(EVENTS, KNOWN)
+    are_lost = any(loss.reason in UNKNOWN_LOSSES for loss in outbox.losses())
+    is_lost = are_lost or bool(outbox.record(STATE, LOST))
+    return load_state(known, outbox.record(STATE, OWED) or (), settings.recovers, is_lost=is_lost)
 
 
 def dead_letter(decision: Decision) -> Settlement:

@@ -15,7 +15,7 @@ from uuid import uuid4
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from bridge.config.approvals import AutoSettings
-from bridge.imds.document import ADVISORY, SCHEDULED, Document, ScheduledEvent
+from bridge.imds.document import ADVISORY, SCHEDULED, STARTED, Document, ScheduledEvent
 
 Argv = tuple[str, ...]
 Place = str | Argv
@@ -100,6 +100,7 @@ class EventState:
         event: as last seen.
         stay: the one that it is in, or the last one if it has started.
         prepared: how many seconds each program took that has prepared this VM for it.
+        is_begun: a program has been started for it that no `recover` puts back.
         has_turn: it may take its VMs away beside others; that is kept while it is in the document.
         unreadable: how many entries could not be read of the document that showed it last.
         sight: whether the last document shows it, may have it in an entry that cannot be read, or lacks it.
@@ -114,6 +115,7 @@ class EventState:
     event: _Event
     stay: Stay
     prepared: _Seconds = field(default_factory=dict)
+    is_begun: bool = False
     has_turn: bool = False
     unreadable: int = 0
     sight: Literal["shown", "unread", "missing"] = "shown"
@@ -138,6 +140,11 @@ class EventState:
     def may_be_scheduled(self) -> bool:
         """Whether it is Scheduled as far as is known, also where an entry that cannot be read may hide it."""
         return self.sight != "missing" and self.event.status == SCHEDULED
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a reset has ended it: one that has started does not come back."""
+        return self.sight == "missing" and self.event.status == STARTED
 
     @property
     def run(self) -> Argv:
@@ -232,6 +239,7 @@ class State:
         absent: of events that were not stored as a whole, `absent_at`, before the first document.
         programs: those that have not ended.
         owed: what each `recover` has to put back, by its command line.
+        is_lost: records were lost, and no document has been read since.
     """
 
     document: Document | None = None
@@ -242,6 +250,14 @@ class State:
     absent: Mapping[str, float] = field(default_factory=dict)
     programs: Mapping[Place, Program] = field(default_factory=dict)
     owed: Mapping[Argv, Owed] = field(default_factory=dict)
+    is_lost: bool = False
+
+    @property
+    def is_in_work(self) -> bool:
+        """Whether no program is known to have taken this VM out of work since it was last put back."""
+        is_owed = any(one.run and not one.is_other_vms for one in self.owed.values())
+        is_begun = any(one.is_begun and not one.is_over for one in self.events.values())
+        return self.is_lost or not (is_owed or is_begun)
 
     def with_stays(self, stays: Mapping[str, Stay]) -> State:
         """Return the state with other stays, by EventId in lower case."""
@@ -260,6 +276,7 @@ class State:
             if one.has_turn
             or one.verdict.why
             or one.prepared
+            or one.is_begun
             or one.stay.is_posted
             or one.stay.told
             or key in owed_for

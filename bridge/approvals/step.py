@@ -10,7 +10,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Protocol
 
-from bridge.approvals.auto import Rules, Seen, judge, with_rule
+from bridge.approvals.auto import Seen, judge, with_rule
 from bridge.approvals.policy import Decision, not_recorded, rejected, unknown_outcome
 from bridge.approvals.state import (
     EVENTS,
@@ -89,7 +89,9 @@ def _follow(before: State, seen: Seen, to: Carrier) -> State:
         before = replace(before, events=known, boot=seen.rules.boot, incarnation=None)
     if seen.is_lost and before.document is None:  # what is stored may be older than the last recovery
         stay = Stay(since=seen.steady)
-        old = {key: replace(one, prepared={}, stay=stay) for key, one in before.events.items()}
+        old = {
+            key: replace(one, prepared={}, is_begun=False, stay=stay) for key, one in before.events.items()
+        }
         before = replace(before, events=old)
     has_reset = is_reset(before.incarnation, document.incarnation)
     events = {
@@ -107,6 +109,7 @@ def _follow(before: State, seen: Seen, to: Carrier) -> State:
         incarnation=before.incarnation if document.incarnation is None else document.incarnation,
         events=events,
         absent={},
+        is_lost=False,
     )
 
 
@@ -120,12 +123,13 @@ def _shown(known: EventState | None, event: ScheduledEvent, before: State, seen:
     was_missing = known.sight == "missing"
     goes_on = known.event.content == event.content
     is_approved = event.status == STARTED and _released(known.event) == _released(event)
-    is_same_type = _type(known.event) == _type(event)
+    is_same_type, is_of_this_vm = _type(known.event) == _type(event), seen.rules.may_name_this_vm(event)
     return replace(
         known,
         event=event,
         stay=known.stay if (goes_on or is_approved) and not was_missing else new.stay,
-        prepared=known.prepared if is_same_type and seen.rules.may_name_this_vm(event) else {},
+        prepared=known.prepared if is_same_type and is_of_this_vm else {},
+        is_begun=known.is_begun and is_of_this_vm,
         failed=known.failed if is_same_type else {},
         unreadable=unreadable,
         sight="shown",
@@ -146,8 +150,7 @@ def _held(one: EventState, seen: Seen, *, has_reset: bool) -> EventState | None:
 
 def _stands(one: EventState, seen: Seen) -> bool:
     """Return whether an event is still there for this VM, as far as is known: a reset ends one that has started."""
-    is_over = one.sight == "missing" and one.event.status == STARTED
-    return seen.rules.may_name_this_vm(one.event) and not is_over
+    return seen.rules.may_name_this_vm(one.event) and not one.is_over
 
 
 def _type(event: ScheduledEvent) -> Any:
@@ -297,7 +300,7 @@ def _start(one: EventState, rule: AutoSettings, state: State, seen: Seen) -> tup
     )
     state = replace(state, programs={**state.programs, one.event.key: program})
     if not recover:
-        return one, state
+        return replace(one, is_begun=True), state
     out_since = min((owed.since for owed in state.owed.values()), default=seen.now)
     known = state.owed.get(recover, Owed(recover=recover, since=out_since))
     keys = known.keys | {one.event.key}
@@ -345,17 +348,18 @@ def _put_back(state: State, seen: Seen, to: Carrier) -> State:
 
 def _owed(state: State, seen: Seen) -> dict[Argv, Owed]:
     """Return what is owed, also for what was prepared when its rule had no `recover`, or where records were lost."""
-    owed, recovers = dict(state.owed), seen.rules.recovers
+    owed, recovers = dict(state.owed), seen.rules.settings.recovers
     for recover in dict.fromkeys((*recovers.values(), *owed)):
-        found = [
-            one.event
-            for one in state.events.values()
-            if any(recovers.get(run) == recover for run in one.prepared)
-            or (seen.is_lost and _stands(one, seen))
-        ]
+        begun, found = set[Argv](), []
+        for one in state.events.values():
+            runs = {run for run in one.prepared if recovers.get(run) == recover}
+            if runs or (seen.is_lost and _stands(one, seen)):
+                begun |= runs
+                found.append(one.event)
         if found or seen.is_lost:
             known = owed.get(recover, Owed(recover=recover, since=seen.now, event=(*found, None)[0]))
-            owed[recover] = replace(known, keys=known.keys | {event.key for event in found})
+            run = known.run or min(begun, default=())
+            owed[recover] = replace(known, run=run, keys=known.keys | {event.key for event in found})
     return owed
 
 
@@ -377,14 +381,24 @@ def _held_back(one: Owed, state: State, seen: Seen) -> Owed:
     return replace(one, held_by=held_by, idle_since=None if event else idle_since)
 
 
-def load_state(known: Mapping[str, Any] | None, owed: Iterable[Any], rules: Rules) -> State:
-    """Return what is stored, `known` as None for nothing; it is put back by the `recover` that its `run` has now."""
+def load_state(
+    known: Mapping[str, Any] | None, owed: Iterable[Any], recovers: Mapping[Argv, Argv], *, is_lost: bool
+) -> State:
+    """Return what is stored: it is put back by the `recover` that its `run` has now.
+
+    Args:
+        known: what is known of events, None for nothing.
+        owed: what each `recover` has to put back.
+        recovers: the `recover` of each `run`.
+        is_lost: records were lost.
+    """
     found = dict[Argv, Owed]()
     for one in OWED.validate_python(owed):
-        recover = rules.recovers.get(one.run, one.recover)
+        recover = recovers.get(one.run, one.recover)
         other = found.get(recover, one)
         keys, since = one.keys | other.keys, min(one.since, other.since)
         found[recover] = replace(one, recover=recover, keys=keys, since=since)
     if known is None:
-        return State(owed=found)
-    return State(**{**known, "events": EVENTS.validate_python(known["events"])}, owed=found)
+        return State(owed=found, is_lost=is_lost)
+    events = EVENTS.validate_python(known["events"])
+    return State(**{**known, "events": events}, owed=found, is_lost=is_lost)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
@@ -17,6 +18,7 @@ from bridge.config.values import SigningSecrets, check_policy_value, check_some,
 from bridge.contract.types import KNOWN_VALUES
 
 TURNS_TIMEOUT_SECONDS = 300.0
+LEAVE_SPARE_SECONDS = 30.0  # for a process that starts on a busy machine
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,18 @@ _CRITERIA = {
 }
 
 
+def leaving(seconds: float) -> dict[str, tuple[str, ...]]:
+    """Return the programs of a rule with `leave_seconds`: one that waits so long, and one that has nothing to do.
+
+    What puts the VM back needs nothing of this version, as it may be owed to the one before.
+    """
+    python = (sys.executable, "-I")
+    return {
+        "run": (*python, "-m", "bridge.runtime.leave", f"{seconds:g}"),
+        "recover": (*python, "-c", "pass"),
+    }
+
+
 class AutoSettings(RuleSettings):
     """A rule by which events are approved without a command."""
 
@@ -92,25 +106,43 @@ class AutoSettings(RuleSettings):
     recover: Program = ()
     """A program that puts the VM back to work once no event is left that `run` was started for; it is repeated
     until it ends with exit code 0. Example: `["/usr/local/bin/recover"]`."""
+    leave_seconds: float | None = Field(default=None, gt=0, le=600, allow_inf_nan=False)
+    """In place of `run` and `recover`: `/in-service` answers 503 until the event is over, and the VM counts as
+    prepared after so long, or once the notice is over. Example: `20`."""
     run_timeout_seconds: RunSeconds = 600.0
-    """How long each of both may run; then as for a sink of kind exec. With `max_unavailable` the default is 300.
-    Example: `240`."""
+    """How long each of both may run; then as for a sink of kind exec. With `max_unavailable` the default is 300, and
+    with `leave_seconds` 30 s more than that. Example: `240`."""
     max_unavailable: int | None = Field(default=None, ge=1)
     """How many VMs of the document may be prepared or approved early at once; later events wait for their turn, at
     most until their program has just enough time. Without it, there is no limit. Example: `1`."""
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_time_for_turns(cls, given: Any) -> Any:
-        """Leave events that take turns most of the 900 s of notice that they usually have."""
-        has_turns = isinstance(given, dict) and given.get("max_unavailable")
-        return {"run_timeout_seconds": TURNS_TIMEOUT_SECONDS, **given} if has_turns else given
+    def _fill_in(cls, given: Any) -> Any:
+        """Make programs of `leave_seconds`; leave events that take turns most of the 900 s that they usually have."""
+        if not isinstance(given, dict):
+            return given
+        seconds = given.get("leave_seconds")
+        if isinstance(seconds, int | float):
+            given = {**leaving(seconds), "run_timeout_seconds": seconds + LEAVE_SPARE_SECONDS, **given}
+        return (
+            {"run_timeout_seconds": TURNS_TIMEOUT_SECONDS, **given} if given.get("max_unavailable") else given
+        )
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield a program that has nothing to put back."""
         yield from super().find_faults()
         if self.recover and not self.run:
             yield "recover", "given, expected only with run"
+        if self.leave_seconds is None:
+            return
+        if {"run": self.run, "recover": self.recover} != leaving(self.leave_seconds):
+            yield "leave_seconds", "given beside run or recover, expected one of them"
+        if self.run_timeout_seconds <= self.leave_seconds:
+            yield (
+                "run_timeout_seconds",
+                f"given {self.run_timeout_seconds:g}, expected more than leave_seconds",
+            )
 
     def warnings(self) -> Iterator[str]:
         """Yield with which values events hardly wait for their turn, and what puts nothing back."""
@@ -185,6 +217,11 @@ class ApprovalSettings(ReceiverSettings):
     def programs(self) -> set[tuple[str, ...]]:
         """The programs of the auto rules."""
         return {program for rule in self.auto for program in (rule.run, rule.recover) if program}
+
+    @property
+    def recovers(self) -> Mapping[tuple[str, ...], tuple[str, ...]]:
+        """The `recover` of each `run` that has one."""
+        return {rule.run: rule.recover for rule in self.auto if rule.recover}
 
     @property
     def has_bus(self) -> bool:

@@ -66,10 +66,11 @@ if TYPE_CHECKING:
     from bridge.config.approvals import ApprovalSettings
     from bridge.config.bus import RelaySettings
     from bridge.config.console import ConsoleSettings
+    from bridge.config.in_service import InServiceSettings
     from bridge.config.sinks import SinkSettings
 else:
     # The loader validates each part with its own settings, and imports only those that are configured.
-    ApprovalSettings = ConsoleSettings = RelaySettings = SinkSettings = Any
+    ApprovalSettings = ConsoleSettings = InServiceSettings = RelaySettings = SinkSettings = Any
 
 _URI = "^[!-~]*$"
 
@@ -113,6 +114,8 @@ class Config(Settings):
     """Where events go: any number of tables `[sinks.NAME]`; without one, events are printed to standard output."""
     approvals: ApprovalSettings | None = None
     """Where approve commands come from and what may be approved."""
+    in_service: InServiceSettings | None = None
+    """Where `imds-bridge listen` answers a load balancer's probe."""
     relay: RelaySettings | None = None
     """Where `imds-bridge relay` receives events from."""
     console: ConsoleSettings | None = None
@@ -138,6 +141,10 @@ class Config(Settings):
         for key, name in compared:
             if lack := self.imds.lack(name):
                 yield key, f"{lack}; expected a newer api_version, or no such criterion"
+        for number, rule in enumerate(self.approvals.auto if self.approvals else ()):
+            if rule.leave_seconds is not None and not self.in_service:
+                text = "given, expected only with [in_service], where a load balancer asks"
+                yield f"approvals.auto[{number}].leave_seconds", text
         if self.imds.vm_name and self.approvals and re.search("{(res|sub)", self.approvals.session):
             text = "given with a session of more than {vm}; expected instance data, which has it"
             yield "imds.vm_name", text

@@ -79,4 +79,5 @@ SECTIONS = {
     "approvals": "bridge.config.approvals:ApprovalSettings",
     "relay": "bridge.config.bus:RelaySettings",
     "console": "bridge.config.console:ConsoleSettings",
+    "in_service": "bridge.config.in_service:InServiceSettings",
 }

@@ -285,8 +285,8 @@ def test_no_vm_is_approved_for_others_and_never_too_many_leave_at_once(tmp_path:
         assert posts > 0.5 * SCHEDULES
 
 
-def forget_turns(*stored: Any) -> State:
-    state = load_state(*stored)
+def forget_turns(*stored: Any, **more: Any) -> State:
+    state = load_state(*stored, **more)
     return replace(state, events={key: replace(one, has_turn=False) for key, one in state.events.items()})
 
 

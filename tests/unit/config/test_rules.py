@@ -95,6 +95,21 @@ FAULTS = [
         for seconds in SECONDS
     ),
     (f"{AUTO}\nrecover = ['{PROGRAM}']", "approvals.auto[0].recover: ", "expected only with run"),
+    (f"{AUTO}\nleave_seconds = 20", "approvals.auto[0].leave_seconds: ", "only with [in_service]"),
+    *(
+        (f"[in_service]\n{AUTO}\nleave_seconds = {given}", f"approvals.auto[0].{key}", words)
+        for given, key, words in (
+            (f"20\n{RUN}", "leave_seconds: ", "beside run or recover"),
+            (f"20\nrecover = ['{PROGRAM}']", "leave_seconds: ", "beside run or recover"),
+            ("20\nrun_timeout_seconds = 20", "run_timeout_seconds: given 20, ", "more than leave_seconds"),
+            ("0", "leave_seconds: ", "greater than 0"),
+            ("'soon'", "leave_seconds: ", "expected a number"),
+        )
+    ),
+    ("in_service.listen = '8084'", "in_service.listen: ", "expected an address and a port"),
+    ("in_service.listen = ''", "in_service.listen: ", "expected an address and a port"),
+    ("in_service.also = 'https://127.0.0.1/'", "in_service.also: ", "expected http://address"),
+    ("in_service.also = '/health'", "in_service.also: ", "expected a URL"),
     *(
         (f"{TURNS}{more}]", "approvals.auto[1].recover: ", "expected none, as the rule before it")
         for more in ("", ", '-v'")

@@ -1,0 +1,115 @@
+"""Answer a load balancer that asks whether this VM is in work.
+
+I/O: a port, the application's address, the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, StreamWriter
+from collections.abc import Callable
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from bridge.approvals.receipts import stored_state
+from bridge.config.approvals import ApprovalSettings
+from bridge.config.in_service import InServiceSettings
+from bridge.config.values import socket_address
+from bridge.outbox.outbox import Outbox
+from bridge.runtime.threads import start_thread
+
+log = logging.getLogger(__name__)
+
+PATH = "/in-service"
+ALSO_SECONDS = 1.0
+# What one client may take, and how many are answered at a time: the port is open to the network.
+REQUEST_SECONDS, REQUEST_BYTES, MOST_REQUESTS = 3.0, 4096, 32
+
+
+class InService:
+    """Serves `/in-service` from a thread of its own, and nothing else.
+
+    Args:
+        settings: where, and what else has to be well.
+        approvals: has the rules.
+        dry_run: no program is run, and so this VM is in work.
+
+    Attributes:
+        is_in_work: returns without waiting whether this VM is in work: as it is recorded, until a listener knows it.
+    """
+
+    def __init__(
+        self, settings: InServiceSettings, approvals: ApprovalSettings, *, dry_run: bool = False
+    ) -> None:
+        self._settings = settings
+        self._approvals = approvals
+        self._dry_run = dry_run
+        self.is_in_work: Callable[[], bool] = lambda: True
+
+    def start(self, outbox: Outbox) -> None:
+        """Serve until the process ends; if the address cannot be used, only log that: the VM matters more."""
+        state = stored_state(outbox, self._approvals, dry_run=self._dry_run)
+        self.is_in_work = lambda: self._dry_run or state.is_in_work
+        family, address = socket_address(self._settings.listen)
+        try:
+            listening = socket.create_server(address, family=family)
+        except OSError as error:
+            text = "%s has no answer for load balancers: %s cannot be listened on: %s"
+            log.error(text, PATH, self._settings.listen, error.strerror)  # noqa: TRY400 - it says all
+            return
+        log.info("%s answers load balancers", PATH, extra={"port": listening.getsockname()[1]})
+        start_thread("in-service", lambda: asyncio.run(self._serve(listening)))
+
+    async def _serve(self, listening: socket.socket) -> None:
+        places = asyncio.Semaphore(MOST_REQUESTS)
+
+        async def answer(reader: StreamReader, writer: StreamWriter) -> None:
+            if not places.locked():
+                async with places:
+                    await self._answer(reader, writer)
+            writer.close()
+
+        server = await asyncio.start_server(answer, sock=listening, limit=REQUEST_BYTES)
+        await server.serve_forever()
+
+    async def _answer(self, reader: StreamReader, writer: StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+                status, word = await self._state(head.split()[:2])
+                first = f"HTTP/1.1 {status} {status.phrase}"
+                kind = f"Content-Type: text/plain\r\nContent-Length: {len(word)}"
+                writer.write(f"{first}\r\n{kind}\r\nConnection: close\r\n\r\n{word}".encode())
+                await writer.drain()
+        except (OSError, IncompleteReadError, LimitOverrunError) as error:  # a TimeoutError is an OSError
+            log.debug("a request for %s had no answer: %s", PATH, error)
+
+    async def _state(self, request: list[bytes]) -> tuple[HTTPStatus, str]:
+        if request != [b"GET", PATH.encode()]:
+            return HTTPStatus.NOT_FOUND, "unknown"
+        if not self.is_in_work():
+            return HTTPStatus.SERVICE_UNAVAILABLE, "out-of-service"
+        if self._settings.also and not await _is_well(self._settings.also):
+            return HTTPStatus.SERVICE_UNAVAILABLE, "unhealthy"
+        return HTTPStatus.OK, "in-service"
+
+
+async def _is_well(url: str) -> bool:
+    """Return whether a plain http URL answers 200 within a second."""
+    parts = urlsplit(url)
+    target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
+    request = f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
+    try:
+        async with asyncio.timeout(ALSO_SECONDS):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+            try:
+                writer.write(request.encode())
+                answer = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, ValueError) as error:  # ValueError: a line without an end
+        log.debug("%s did not answer: %s", url, error)
+        return False
+    return answer.split()[1:2] == [b"200"]
