@@ -42,7 +42,11 @@ def test_a_program_gets_the_event_and_no_secret_of_this_process(monkeypatch: pyt
         "IMDS_BRIDGE_SECONDS_LEFT": "0",  # NotBefore has passed
         "IMDS_BRIDGE_RESOURCES": "web-0,web-1",
     }
-    assert [got[name] for name in ("PATH", "LANG", "STATE_DIRECTORY")] == ["/bin", "C.UTF-8", "/state/programs"]
+    assert [got[name] for name in ("PATH", "LANG", "STATE_DIRECTORY")] == [
+        "/bin",
+        "C.UTF-8",
+        "/state/programs",
+    ]
     assert {got[name] for name in of_the_pod} == {"given"}
 
 
