@@ -108,7 +108,7 @@ def box_of(one: Locator) -> FloatRect:
 def test_what_is_due_stands_above_what_is_not_watched(page: Page) -> None:
     page.set_viewport_size(DESKTOP)
     page.goto("/")
-    expect(tile(page, "not watched")).to_contain_text("2 have an event")
+    expect(tile(page, "not watched")).to_contain_text("2 with events")
     expect(tile(page, "with events")).to_contain_text("44 with events")
     listed, table = page.locator(".unwatched"), page.get_by_role("table", name="Open events")
     expect(listed).to_contain_text("pay-1")
