@@ -234,7 +234,7 @@ def test_the_tiles_count_what_they_link_to() -> None:
         (1, "in progress", "2 VMs", "/?group=shop&due=started"),
         (2, "within 1 h", "2 VMs", "/?group=shop&due=1h"),
         (1, "later", "1 VM, 1 by users", "/?group=shop&due=later"),
-        (3, "not watched", "1 with events", "/fleet?group=shop&status=unwatched"),
+        (3, "not watched", "1 with an event", "/fleet?group=shop&status=unwatched"),
         (13, "VMs", "4 with events", "/fleet?group=shop"),
     ]
 
