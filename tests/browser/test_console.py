@@ -124,6 +124,7 @@ def test_an_empty_console_says_how_to_connect_vms(browser: Browser, tmp_path: Pa
         running.send(FleetVm("first-0").heartbeat())
         expect(page.locator("h1")).to_have_text("Nothing is scheduled")
         expect(page.locator("main")).not_to_contain_text("Connect your VMs")
+        expect(page.get_by_role("search")).to_be_visible()
 
 
 def faults_in_every_look(page: Page) -> list[object]:
@@ -281,7 +282,16 @@ def test_an_update_keeps_what_did_not_change(page: Page, console: RunningConsole
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/?group={0}", "/?wave={1}", "/fleet", "/fleet?view=table&group={0}", "/history", "/event/{1}"],
+    [
+        "/",
+        "/?group={0}",
+        "/?wave={1}",
+        "/?wave={2}",
+        "/fleet",
+        "/fleet?view=table&group={0}",
+        "/history",
+        "/event/{1}",
+    ],
 )
 def test_an_open_page_becomes_what_a_fresh_one_is(page: Page, console: RunningConsole, path: str) -> None:
     group = f"open-{event_id(path)[:4]}"
@@ -292,7 +302,7 @@ def test_an_open_page_becomes_what_a_fresh_one_is(page: Page, console: RunningCo
     fresh = page.context.new_page()
     for one in (page, fresh):
         one.clock.set_fixed_time(NOW)
-        one.goto(path.format(group, ones[0].event_id.lower()))
+        one.goto(path.format(group, *(seen.event_id.lower() for seen in (ones[0], ones[2]))))
     before = page.evaluate(content)
     assert before == fresh.evaluate(content)
     started = event(ones[0].resources[0], vms=ones[0].resources, EventStatus="Started", NotBefore="")
@@ -593,13 +603,16 @@ def test_a_printed_page_says_when_it_was_right_and_has_no_forms(ana: Page, path:
         assert not any(one.is_visible() for one in ana.locator(place).all()), place
 
 
-def test_nothing_moves_while_times_count_and_heartbeats_arrive(page: Page, console: RunningConsole) -> None:
+@pytest.mark.parametrize("width", [1440, 390])
+def test_nothing_moves_while_times_count_and_heartbeats_arrive(
+    page: Page, console: RunningConsole, width: int
+) -> None:
     page.add_init_script(
         "window.moved = 0; new PerformanceObserver((list) => {"
         " for (const one of list.getEntries()) moved += one.value; })"
         ".observe({ type: 'layout-shift', buffered: true });"
     )
-    page.set_viewport_size({"width": 1440, "height": 900})
+    page.set_viewport_size({"width": width, "height": 900})
     page.goto("/")
     expect(page.locator("#live")).to_have_text("Live")
     countdown = page.locator("td.when time[data-relative]").first

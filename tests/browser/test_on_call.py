@@ -186,6 +186,14 @@ def test_the_first_screen_has_enough_rows_and_the_first_cells(
     assert box_of(page.locator(".cell").first)["y"] < 350
 
 
+def test_a_printed_page_has_ten_lines(page: Page) -> None:
+    page.set_viewport_size({"width": 703, "height": 1031})  # A4 without margins
+    page.emulate_media(media="print")
+    page.goto("/")
+    row = box_of(page.get_by_role("table", name="Open events").locator("tbody tr").nth(9))
+    assert row["y"] + row["height"] <= 1031
+
+
 OF_MINE = "/?tag=team%3DPayments"
 ENDS = "[aria-labelledby=ends] tr"
 QUESTIONS: dict[str, tuple[str, dict[str, str | re.Pattern[str]]]] = {
