@@ -516,17 +516,22 @@ def test_a_pod_monitor_finds_the_pods_of_its_release_and_opens_their_port(
         env = {each["name"]: each.get("value") for each in one["env"]}
         listen = MetricsSettings(listen=env["IMDS_BRIDGE__METRICS__LISTEN"]).listen
         assert listen == f"0.0.0.0:{port}"
-        assert asked(one) == {"livenessProbe": ("/livez", port), "readinessProbe": ("/readyz", port)}
+        assert asked(one) == port
         host = None if role == "relay" else "127.0.0.1"  # of the node, or the pod's own address
-        assert {one[name]["httpGet"].get("host") for name in asked(one)} == {host}
+        assert one["readinessProbe"]["httpGet"].get("host") == host
 
 
-def asked(one: dict[str, Any]) -> dict[str, tuple[str, int]]:
-    """Return the path and the port of each probe of a container that starts no program."""
-    probes = {name: one[name] for name in ("livenessProbe", "readinessProbe")}
-    assert all(("exec" in probe) != ("httpGet" in probe) for probe in probes.values())
-    found = {name: probe["httpGet"] for name, probe in probes.items() if "httpGet" in probe}
-    return {name: (one["path"], one["port"]) for name, one in found.items()}
+def asked(one: dict[str, Any]) -> int | None:
+    """Return the port that the kubelet asks whether a container is ready, which it then does not leave, else None."""
+    assert "exec" in one["livenessProbe"]  # a port that another process has would end it
+    ready = one["readinessProbe"]
+    assert ("exec" in ready) != ("httpGet" in ready)
+    fixed = {"name": "IMDS_BRIDGE__METRICS__NEXT_PORT", "value": "false"}
+    assert (fixed in one.get("env", ())) == ("httpGet" in ready)
+    if "httpGet" not in ready:
+        return None
+    assert ready["httpGet"]["path"] == f"/readyz?role={one['name']}"
+    return int(ready["httpGet"]["port"])
 
 
 @pytest.mark.parametrize(
@@ -535,6 +540,14 @@ def asked(one: dict[str, Any]) -> dict[str, tuple[str, int]]:
         ('[metrics]\nlisten = "127.0.0.1:9470"', None, 9470),
         ('[sinks.a]\nx = ["b"]\n[metrics] # on\n# of all\nlisten = "0.0.0.0:9470" # here\n[a]', None, 9470),
         ('# [metrics]\n# listen = "127.0.0.1:9470"', None, None),
+        ('[a]\nx = """\n[metrics]\nlisten = "127.0.0.1:9470"\n"""', None, None),
+        ("[a]\nx = '''\n[metrics]\nlisten = \"127.0.0.1:9470\"\n'''", None, None),
+        (
+            "# it's '''\n[a]\nx = [\"b #\\\"\", '\"\"\"']\ny = '''\n[metrics]\nlisten=1'''\n"
+            '[metrics]\nlisten = "127.0.0.1:9471"',
+            None,
+            9471,
+        ),
         ('[metrics]\n[other]\nlisten = "127.0.0.1:9470"', None, None),
         ('[metrics]\nlisten = "10.0.0.4:9470"', None, None),  # the address of one node
         ('[metrics]\nlisten = "127.0.0.1:9470"', "", None),  # a variable goes before it
@@ -546,7 +559,7 @@ def test_the_kubelet_asks_a_metrics_port_of_the_configuration_by_itself(
     named = [] if env is None else [{"name": "IMDS_BRIDGE__METRICS__LISTEN", "value": env}]
     got = rendered(forward={"config": config, "env": named})
     one = only(workload(got, "forward", "imds-bridge")["template"]["spec"]["containers"])
-    assert {number for _, number in asked(one).values()} == ({port} if port else set())
+    assert asked(one) == port
 
 
 @contextmanager
