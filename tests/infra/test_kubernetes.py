@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -667,6 +668,19 @@ def test_values_that_cannot_work_are_refused(role: str, values: dict[str, Any], 
     assert why in refused(**{role: values})
 
 
+def test_a_file_in_the_folder_that_is_not_the_charts_is_refused_by_its_name(tmp_path: Path) -> None:
+    chart = tmp_path / "chart"
+    shutil.copytree(FOLDER, chart)
+    (chart / "__pycache__").mkdir(exist_ok=True)
+    (chart / "__pycache__" / "drain.cpython-311.pyc").touch()  # ours, and not packed
+    assert helm("template", "web", str(chart)).returncode == 0
+    for name in ("teams-url", "secrets/key"):
+        (chart / name).parent.mkdir(exist_ok=True)
+        (chart / name).write_text("https://example.org/hook")
+        assert f"{name} is in the chart's folder" in helm("template", "web", str(chart)).stderr
+        (chart / name).unlink()
+
+
 def test_a_drain_and_a_listen_on_the_same_nodes_and_two_relays_are_refused() -> None:
     off, on = {"enabled": False}, {"enabled": True}
     assert "drain has a listen of its own" in refused(forward=off, listen=on, drain=on)
@@ -717,7 +731,10 @@ def test_the_commands_of_the_readme_give_the_chart_what_it_takes(tmp_path: Path)
     for name in ("drain", "web", "db"):
         (tmp_path / f"{name}.toml").write_text("# mine")
     for command in commands:
-        done = helm("template", *shlex.split(re.sub(r"=(\w+\.toml)", rf"={tmp_path}/\1", command)))
+        done = helm(
+            "template",
+            *shlex.split(re.sub(r"=(?:\.\./)?(\w+\.toml)", rf"={tmp_path}/\1", command), comments=True),
+        )
         assert done.returncode == 0, done.stderr
 
 

@@ -23,6 +23,15 @@
 
 {{- /* Refuse values that cannot work together. */}}
 {{- define "imds-bridge.refuse" }}
+{{- $ours := list ".helmignore" "README.md" "kustomization.yaml" "namespace.yaml" "rules.yaml" "serviceaccounts.yaml" }}
+{{- range $role := list "forward" "listen" "drain" "relay" }}
+{{- $ours = concat $ours (list (printf "%s.yaml" $role) (printf "%s.toml" $role)) }}
+{{- end }}
+{{- range $file, $_ := .Files }}
+{{- if not (has $file $ours) }}
+{{- fail (printf "%s is in the chart's folder, so Helm would pack it and keep it in each release's Secret: move it elsewhere" $file) }}
+{{- end }}
+{{- end }}
 {{- $forward := .Values.forward }}
 {{- $drain := .Values.drain }}
 {{- if not (or $forward.enabled .Values.listen.enabled $drain.enabled .Values.relay.enabled) }}
