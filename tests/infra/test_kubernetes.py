@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -558,17 +559,22 @@ def test_a_pod_monitor_finds_the_pods_of_its_release_and_opens_their_port(
         env = {each["name"]: each.get("value") for each in one["env"]}
         listen = MetricsSettings(listen=env["IMDS_BRIDGE__METRICS__LISTEN"]).listen
         assert listen == f"0.0.0.0:{port}"
-        assert asked(one) == {"livenessProbe": ("/livez", port), "readinessProbe": ("/readyz", port)}
+        assert asked(one) == port
         host = None if role == "relay" else "127.0.0.1"  # of the node, or the pod's own address
-        assert {one[name]["httpGet"].get("host") for name in asked(one)} == {host}
+        assert one["readinessProbe"]["httpGet"].get("host") == host
 
 
-def asked(one: dict[str, Any]) -> dict[str, tuple[str, int]]:
-    """Return the path and the port of each probe of a container that starts no program."""
-    probes = {name: one[name] for name in ("livenessProbe", "readinessProbe")}
-    assert all(("exec" in probe) != ("httpGet" in probe) for probe in probes.values())
-    found = {name: probe["httpGet"] for name, probe in probes.items() if "httpGet" in probe}
-    return {name: (one["path"], one["port"]) for name, one in found.items()}
+def asked(one: dict[str, Any]) -> int | None:
+    """Return the port that the kubelet asks whether a container is ready, which it then does not leave, else None."""
+    assert "exec" in one["livenessProbe"]  # a port that another process has would end it
+    ready = one["readinessProbe"]
+    assert ("exec" in ready) != ("httpGet" in ready)
+    fixed = {"name": "IMDS_BRIDGE__METRICS__NEXT_PORT", "value": "false"}
+    assert (fixed in one.get("env", ())) == ("httpGet" in ready)
+    if "httpGet" not in ready:
+        return None
+    assert ready["httpGet"]["path"] == f"/readyz?role={one['name']}"
+    return int(ready["httpGet"]["port"])
 
 
 @pytest.mark.parametrize(
@@ -577,6 +583,14 @@ def asked(one: dict[str, Any]) -> dict[str, tuple[str, int]]:
         ('[metrics]\nlisten = "127.0.0.1:9470"', None, 9470),
         ('[sinks.a]\nx = ["b"]\n[metrics] # on\n# of all\nlisten = "0.0.0.0:9470" # here\n[a]', None, 9470),
         ('# [metrics]\n# listen = "127.0.0.1:9470"', None, None),
+        ('[a]\nx = """\n[metrics]\nlisten = "127.0.0.1:9470"\n"""', None, None),
+        ("[a]\nx = '''\n[metrics]\nlisten = \"127.0.0.1:9470\"\n'''", None, None),
+        (
+            "# it's '''\n[a]\nx = [\"b #\\\"\", '\"\"\"']\ny = '''\n[metrics]\nlisten=1'''\n"
+            '[metrics]\nlisten = "127.0.0.1:9471"',
+            None,
+            9471,
+        ),
         ('[metrics]\n[other]\nlisten = "127.0.0.1:9470"', None, None),
         ('[metrics]\nlisten = "10.0.0.4:9470"', None, None),  # the address of one node
         ('[metrics]\nlisten = "127.0.0.1:9470"', "", None),  # a variable goes before it
@@ -588,7 +602,7 @@ def test_the_kubelet_asks_a_metrics_port_of_the_configuration_by_itself(
     named = [] if env is None else [{"name": "IMDS_BRIDGE__METRICS__LISTEN", "value": env}]
     got = rendered(forward={"config": config, "env": named})
     one = only(workload(got, "forward", "imds-bridge")["template"]["spec"]["containers"])
-    assert {number for _, number in asked(one).values()} == ({port} if port else set())
+    assert asked(one) == port
 
 
 @contextmanager
@@ -696,6 +710,19 @@ def test_values_that_cannot_work_are_refused(role: str, values: dict[str, Any], 
     assert why in refused(**{role: values})
 
 
+def test_a_file_in_the_folder_that_is_not_the_charts_is_refused_by_its_name(tmp_path: Path) -> None:
+    chart = tmp_path / "chart"
+    shutil.copytree(FOLDER, chart)
+    (chart / "__pycache__").mkdir(exist_ok=True)
+    (chart / "__pycache__" / "drain.cpython-311.pyc").touch()  # ours, and not packed
+    assert helm("template", "web", str(chart)).returncode == 0
+    for name in ("teams-url", "secrets/key"):
+        (chart / name).parent.mkdir(exist_ok=True)
+        (chart / name).write_text("https://example.org/hook")
+        assert f"{name} is in the chart's folder" in helm("template", "web", str(chart)).stderr
+        (chart / name).unlink()
+
+
 def test_a_drain_and_a_listen_on_the_same_nodes_and_two_relays_are_refused() -> None:
     off, on = {"enabled": False}, {"enabled": True}
     assert "drain has a listen of its own" in refused(forward=off, listen=on, drain=on)
@@ -746,7 +773,10 @@ def test_the_commands_of_the_readme_give_the_chart_what_it_takes(tmp_path: Path)
     for name in ("drain", "web", "db"):
         (tmp_path / f"{name}.toml").write_text("# mine")
     for command in commands:
-        done = helm("template", *shlex.split(re.sub(r"=(\w+\.toml)", rf"={tmp_path}/\1", command)))
+        done = helm(
+            "template",
+            *shlex.split(re.sub(r"=(?:\.\./)?(\w+\.toml)", rf"={tmp_path}/\1", command), comments=True),
+        )
         assert done.returncode == 0, done.stderr
 
 

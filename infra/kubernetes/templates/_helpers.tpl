@@ -23,6 +23,15 @@
 
 {{- /* Refuse values that cannot work together. */}}
 {{- define "imds-bridge.refuse" }}
+{{- $ours := list ".helmignore" "README.md" "check.yaml" "kustomization.yaml" "namespace.yaml" "rules.yaml" "serviceaccounts.yaml" }}
+{{- range $role := list "forward" "listen" "drain" "relay" }}
+{{- $ours = concat $ours (list (printf "%s.yaml" $role) (printf "%s.toml" $role)) }}
+{{- end }}
+{{- range $file, $_ := .Files }}
+{{- if not (has $file $ours) }}
+{{- fail (printf "%s is in the chart's folder, so Helm would pack it and keep it in each release's Secret: move it elsewhere" $file) }}
+{{- end }}
+{{- end }}
 {{- $forward := .Values.forward }}
 {{- $drain := .Values.drain }}
 {{- if not (or $forward.enabled .Values.listen.enabled $drain.enabled .Values.relay.enabled) }}
@@ -129,15 +138,19 @@
 {{- $env = append $env (dict "name" "IMDS_BRIDGE__METRICS__LISTEN" "value" (printf "0.0.0.0:%d" $port)) }}
 {{- $_ := set $one "ports" (list (dict "name" $one.name "containerPort" $port)) }}
 {{- else if and $pod.hostNetwork (ne $.role "drain") (not (contains "IMDS_BRIDGE__METRICS" (toJson $env))) }}
-{{- $metrics := regexFind `(?m)^\[metrics\][^\[]*?^listen *= *"(127\.0\.0\.1|0\.0\.0\.0|localhost):[0-9]+"` $.config }}
+{{- /* Without comments and strings of several lines, whose text is no table. */}}
+{{- $plain := regexReplaceAll `(?s)#[^\n]*|"""(?:\\.|[^\\])*?"""|'''.*?'''|("(?:\\.|[^"\\\n])*"|'[^'\n]*')` $.config "${1}" }}
+{{- $metrics := regexFind `(?m)^\[metrics\][^\[]*?^listen *= *"(127\.0\.0\.1|0\.0\.0\.0|localhost):[0-9]+"` $plain }}
 {{- with regexFind `[0-9]+"$` $metrics }}{{ $port = trimSuffix "\"" . | int }}{{ end }}
 {{- end }}
 {{- if $port }}
-{{- /* The kubelet asks by itself, since a program for each probe costs nine tenths of the CPU. */}}
-{{- range $probe, $path := dict "livenessProbe" "/livez" "readinessProbe" "/readyz" }}
-{{- $ask := merge (dict "path" $path "port" $port) (ternary (dict "host" "127.0.0.1") dict ($pod.hostNetwork | default false)) }}
-{{- $_ := set $one $probe (merge (dict "httpGet" $ask) (omit (get $one $probe) "exec")) }}
-{{- end }}
+{{- /*
+The kubelet asks by itself whether it is ready, since a program for each probe costs nine tenths of the CPU. Whether it
+is alive, a program finds out, which reads the status where another process has the port.
+*/}}
+{{- $env = append $env (dict "name" "IMDS_BRIDGE__METRICS__NEXT_PORT" "value" "false") }}
+{{- $ask := merge (dict "path" (printf "/readyz?role=%s" $one.name) "port" $port) (ternary (dict "host" "127.0.0.1") dict ($pod.hostNetwork | default false)) }}
+{{- $_ := set $one "readinessProbe" (merge (dict "httpGet" $ask) (omit $one.readinessProbe "exec")) }}
 {{- end }}
 {{- with $env }}{{ $_ := set $one "env" . }}{{ end }}
 {{- $_ := set $one "volumeMounts" (concat $one.volumeMounts $own.volumeMounts) }}
