@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.config.models import Config, find_exposed
@@ -106,6 +108,8 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
         )
     with Signals() as signals:
         parts = Parts(config, role)
+        if programs_of(config, role):
+            os.environ.update(folders_of_programs(config.path, parts.folder.path))
         parts.identity.settle(lambda seconds: signals.wait(seconds, keep=True))
         file = str(config.path.absolute()) if config.path else ""
         flow = replace(build(parts), config=file, find_program_faults=_tests_of_programs(config, role))
@@ -117,6 +121,22 @@ def programs_of(config: Config, role: str) -> dict[tuple[str, ...], str]:
     of_rules = config.approvals.programs if config.approvals and role == "listen" else ()
     of_sinks = {getattr(sink, "run", ()): f"sinks.{name}" for name, sink in config.sinks.items()}
     return {run: key for run, key in {**dict.fromkeys(of_rules, "approvals.auto"), **of_sinks}.items() if run}
+
+
+def folders_of_programs(config: Path | None, state: Path) -> dict[str, str]:
+    """Make the folder in which programs keep their own files, and return the variables that name it and the secrets'.
+
+    Args:
+        config: the file of the settings, beside which the secrets are if systemd has loaded none.
+        state: the folder of the process.
+    """
+    own = state.absolute() / "programs"
+    with suppress(OSError):  # a full disk: a program that needs it says so
+        own.mkdir(parents=True, exist_ok=True)
+    secrets = os.environ.get("CREDENTIALS_DIRECTORY") or (
+        config and str(config.absolute().parent / "secrets")
+    )
+    return {"STATE_DIRECTORY": str(own), **({"CREDENTIALS_DIRECTORY": secrets} if secrets else {})}
 
 
 def _tests_of_programs(config: Config, role: Role) -> Callable[[], Sequence[str]]:

@@ -37,6 +37,7 @@ _OF_THE_POD = (
     *("NODE_NAME", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"),
     *("DRAIN_FORCE", "DRAIN_CORDON_ONLY"),
 )
+_FOLDERS = ("STATE_DIRECTORY", "CREDENTIALS_DIRECTORY")  # which the process sets at its start
 _OF_WINDOWS = ("SYSTEMROOT", "SYSTEMDRIVE", "PATHEXT", "COMSPEC", "TEMP", "TMP", "USERNAME", "USERPROFILE")
 _SCRIPTS = (".ps1", ".py", ".cmd", ".bat")  # which Windows starts only by their interpreter
 _VALUE_CHARACTERS = 32_000  # Linux takes 128 KiB, Windows 32,767 characters
@@ -231,9 +232,8 @@ def environment(data: Mapping[str, Any], timeout_seconds: float) -> dict[str, st
         "SECONDS_LEFT": str(int(timeout_seconds)),
         "RESOURCES": ",".join(map(str, resources)) if isinstance(resources, list) else "",
     }
-    inherited = {
-        name: os.environ[name] for name in (*_INHERITED, *_OF_WINDOWS, *_OF_THE_POD) if name in os.environ
-    }
+    names = (*_INHERITED, *_OF_WINDOWS, *_OF_THE_POD, *_FOLDERS)
+    inherited = {name: os.environ[name] for name in names if name in os.environ}
     own = {f"IMDS_BRIDGE_{name}": printable(value, _VALUE_CHARACTERS) for name, value in values.items()}
     return {**inherited, **own}
 

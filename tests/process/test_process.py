@@ -77,6 +77,17 @@ def test_a_dry_run_of_listen_publishes_a_receipt_and_approves_nothing(
     assert imds.approvals == []
 
 
+def test_a_program_of_a_rule_finds_its_own_folder_and_the_secrets(imds: ImdsLab, tmp_path: Path) -> None:
+    script = 'cat "$CREDENTIALS_DIRECTORY/word" >"$STATE_DIRECTORY/mark"'
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets/word").write_text("secret")
+    given = settings(imds, approvals={"auto": [{"event_type": ["Reboot"], "run": ["/bin/sh", "-c", script]}]})
+    schedule(imds)
+    with Forward(tmp_path, given, role="listen") as listen:
+        listen.wait_for_log("approving Reboot")
+    assert (tmp_path / "state/listen/programs/mark").read_text() == "secret"
+
+
 def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
     imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:

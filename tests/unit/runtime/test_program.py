@@ -27,6 +27,7 @@ def test_a_program_gets_the_event_and_no_secret_of_this_process(monkeypatch: pyt
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.setenv("LANG", "C.UTF-8")
     monkeypatch.setenv("NODE_NAME", "node-0")
+    monkeypatch.setenv("STATE_DIRECTORY", "/state/programs")
     for name in ("AZURE_CLIENT_SECRET", "IMDS_BRIDGE__SINKS__OPS__URL", "NOTIFY_SOCKET", "LD_PRELOAD"):
         monkeypatch.setenv(name, "secret")
     got = environment(DATA, 600.0)
@@ -39,7 +40,8 @@ def test_a_program_gets_the_event_and_no_secret_of_this_process(monkeypatch: pyt
         "IMDS_BRIDGE_SECONDS_LEFT": "0",  # NotBefore has passed
         "IMDS_BRIDGE_RESOURCES": "web-0,web-1",
     }
-    assert (got["PATH"], got["LANG"], got["NODE_NAME"]) == ("/bin", "C.UTF-8", "node-0")
+    names = ("PATH", "LANG", "NODE_NAME", "STATE_DIRECTORY")
+    assert [got[name] for name in names] == ["/bin", "C.UTF-8", "node-0", "/state/programs"]
 
 
 def test_values_that_no_environment_can_have_are_left_out_or_shortened() -> None:
