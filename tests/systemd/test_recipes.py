@@ -299,7 +299,7 @@ def test_recover_may_be_repeated(recipe: Recipe) -> None:
     recipe.machine.do(
         "systemd-run --quiet --pipe --wait -p User=$(systemctl show -P User imds-bridge-listen)"
         ' -p SupplementaryGroups="$(systemctl show -P SupplementaryGroups imds-bridge-listen)"'
-        " -p Environment=STATE_DIRECTORY=/var/lib/imds-bridge/listen"
+        " -p Environment=STATE_DIRECTORY=/var/lib/imds-bridge/listen/programs"
         f" -p Environment=CREDENTIALS_DIRECTORY=/run/credentials/imds-bridge-listen.service {command}"
     )
     recipe.do("is_back")
@@ -336,7 +336,7 @@ def test_a_service_that_dies_at_once_does_not_count_as_back(recipe: Recipe) -> N
 def test_a_misspelt_service_is_never_approved(recipe: Recipe) -> None:
     recipe.bridge.configure("listen", recipe.rule.replace("shop.service", "shpo.service"))
     event = recipe.bridge.announce()
-    assert "shpo.service has not stopped: exit code 5" in is_refused(recipe, event)
+    assert "shpo.service has not stopped" in is_refused(recipe, event)
     recipe.bridge.complete(event)
     recipe.bridge.configure("listen", recipe.rule)
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 verb, path, backend, server = sys.argv[1:]
-mark = Path(os.environ["STATE_DIRECTORY"], "recipes", f"drained-{backend}-{server}")
+mark = Path(os.environ["STATE_DIRECTORY"], f"drained-{backend}-{server}")
 DRAIN, MAINT = 0x18, 0x63  # bits of srv_admin_state
 
 
@@ -45,7 +45,6 @@ try:
         if state() != "ready":
             time.sleep(1)
         else:  # at first, and when a reload of HAProxy has forgotten it
-            mark.parent.mkdir(exist_ok=True)
             mark.touch()
             os.sync()  # the power may go
             set_state("drain")
