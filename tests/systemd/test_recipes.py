@@ -59,7 +59,7 @@ ip link set lo up && ip link set veth0 up && ip link set veth1 up
 """
 DROP_IN = "/etc/systemd/system/imds-bridge-listen.service.d/recipe.conf"
 AZURE_EVENTS = '<primitive id="e" class="ocf" provider="heartbeat" type="azure-events-az"/>'
-LIMIT_SECONDS = 120.0  # a program that hangs is asked again after a while
+LIMIT_SECONDS = 100.0  # a program that hangs is asked again after a while
 
 pytestmark = [
     pytest.mark.recipes,
@@ -297,7 +297,7 @@ def test_recover_may_be_repeated(recipe: Recipe) -> None:
     recipe.wait_until_back(event)
     command = shlex.join(tomllib.loads(recipe.rule)["approvals"]["auto"][0]["recover"])
     recipe.machine.do(
-        "systemd-run --quiet --pipe --wait -p User=$(systemctl show -P User imds-bridge-listen)"
+        "systemd-run --quiet --pipe --wait -p DynamicUser=yes -p StateDirectory=imds-bridge/listen -p User=$(systemctl show -P User imds-bridge-listen)"
         ' -p SupplementaryGroups="$(systemctl show -P SupplementaryGroups imds-bridge-listen)"'
         " -p Environment=STATE_DIRECTORY=/var/lib/imds-bridge/listen/programs"
         f" -p Environment=CREDENTIALS_DIRECTORY=/run/credentials/imds-bridge-listen.service {command}"
@@ -466,7 +466,7 @@ class Alertmanager:
         )
 
     def silences(self, state: str = "active") -> list[dict[str, Any]]:
-        found = json.loads(self._machine.do(f"curl -sf {self.URL}/silences"))
+        found = json.loads(self._machine.do(f"curl -sf --retry 9 --retry-connrefused {self.URL}/silences"))
         return [one for one in found if one["status"]["state"] == state]
 
     def silenced(self, *alerts: dict[str, str]) -> set[str]:

@@ -25,6 +25,7 @@ nodelist {
     }
 }
 EOF
+    rm -f /var/lib/pacemaker/cib/* # its signature would not fit
     cat >/var/lib/pacemaker/cib/cib.xml <<'EOF'
 <cib admin_epoch="0" epoch="1" num_updates="0" validate-with="pacemaker-3.0"><configuration>
 <crm_config><cluster_property_set id="set">
