@@ -297,7 +297,8 @@ def test_recover_may_be_repeated(recipe: Recipe) -> None:
     recipe.wait_until_back(event)
     command = shlex.join(tomllib.loads(recipe.rule)["approvals"]["auto"][0]["recover"])
     recipe.machine.do(
-        "systemd-run --quiet --pipe --wait -p DynamicUser=yes -p StateDirectory=imds-bridge/listen -p User=$(systemctl show -P User imds-bridge-listen)"
+        "systemd-run --quiet --pipe --wait -p DynamicUser=yes -p StateDirectory=imds-bridge/listen"
+        " -p User=$(systemctl show -P User imds-bridge-listen)"
         ' -p SupplementaryGroups="$(systemctl show -P SupplementaryGroups imds-bridge-listen)"'
         " -p Environment=STATE_DIRECTORY=/var/lib/imds-bridge/listen/programs"
         f" -p Environment=CREDENTIALS_DIRECTORY=/run/credentials/imds-bridge-listen.service {command}"
