@@ -7,6 +7,7 @@ set up, occupied, broken or changed by an admin is a function of its file in tes
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,8 +22,9 @@ from typing import Any
 import pytest
 
 from tests.support.only import only
+from tests.support.pages import blocks
 from tests.support.paths import ROOT
-from tests.support.process import wait_until
+from tests.support.process import wait_until as wait_with_limit
 from tests.systemd.machine import Machine, System, booted
 
 SYSTEM = System(
@@ -90,6 +92,11 @@ def machine(release: Path) -> Iterator[Machine]:
         yield started
 
 
+def wait_until(predicate: Callable[[], Any], describe: Callable[[], object] = str) -> Any:
+    """Wait until the predicate returns something true, also on a busy machine, and return it."""
+    return wait_with_limit(predicate, timeout_seconds=LIMIT_SECONDS, describe=describe)
+
+
 class Bridge:
     """What the unit of `listen` or `forward` does about the simulator's events."""
 
@@ -124,9 +131,7 @@ class Bridge:
 
     def wait_for(self, event: str, kind: str) -> dict[str, Any]:
         """Wait until this has arrived about an event."""
-        found = wait_until(
-            lambda: self.published(event, kind), timeout_seconds=LIMIT_SECONDS, describe=self.log
-        )
+        found = wait_until(lambda: self.published(event, kind), describe=self.log)
         return found[-1]
 
     def is_approved(self, event: str) -> bool:
@@ -149,7 +154,7 @@ class Recipe:
         return self.machine.try_to_do(self._line(function)).returncode == 0
 
     def wait_until(self, function: str) -> None:
-        wait_until(lambda: self.is_so(function), timeout_seconds=LIMIT_SECONDS, describe=self.bridge.log)
+        wait_until(lambda: self.is_so(function), describe=self.bridge.log)
 
     def _line(self, function: str) -> str:
         return f"set -eu; . /srv/recipes/{self.name}.sh; {function}"
@@ -357,14 +362,34 @@ def test_a_reload_of_haproxy_does_not_end_the_drain_that_waits(recipe: Recipe) -
     recipe.do("is_back")
 
 
+@of("haproxy")
+def test_the_script_of_the_page_that_calls_two_recipes_leaves_first_and_stops_then(recipe: Recipe) -> None:
+    service = Recipe("service", recipe.machine)
+    service.do("set_up")
+    script = only(one.text for one in blocks(ROOT / "infra/recipes/README.md") if "set -eu" in one.text)
+    *head, leave, stop = script.splitlines()
+    back = [stop.removeprefix("exec ").replace("/run", "/recover"), leave.replace(" run ", " recover ")]
+    for verb, lines in (("run", [leave, stop]), ("recover", back)):
+        text = "\n".join(["#!/bin/sh", *head, *lines, ""])
+        recipe.machine.write(f"/usr/local/lib/imds-bridge/both/{verb}", text, 0o755)
+    both = r'\1 = ["/usr/local/lib/imds-bridge/both/\1"]'
+    recipe.bridge.configure("listen", re.sub("(?m)^(run|recover) = .*", both, recipe.rule))
+    event = recipe.bridge.announce()
+    recipe.bridge.wait_for(event, "approval.accepted")
+    recipe.do("is_drained")
+    service.do("is_drained")
+    recipe.wait_until_back(event)
+    recipe.do("is_back")
+    service.do("is_back")
+    recipe.bridge.configure("listen", recipe.rule)
+
+
 @of("pacemaker")
 def test_a_restart_of_pacemaker_brings_nothing_back_during_the_event(recipe: Recipe) -> None:
     event = recipe.bridge.announce()
     recipe.bridge.wait_for(event, "approval.accepted")
     recipe.machine.do("systemctl restart pacemaker")
-    wait_until(
-        lambda: "Online" in recipe.machine.try_to_do("crm_mon -1").stdout, timeout_seconds=LIMIT_SECONDS
-    )
+    wait_until(lambda: "Online" in recipe.machine.try_to_do("crm_mon -1").stdout)
     recipe.do("is_drained")
     recipe.wait_until_back(event)
     recipe.wait_until("is_back")
@@ -416,7 +441,7 @@ def test_a_node_is_resumed_once_slurmd_has_registered_also_after_its_time_limit(
     event = recipe.bridge.announce()
     recipe.bridge.wait_for(event, "approval.accepted")
     recipe.machine.do("systemctl stop slurmd")
-    wait_until(lambda: recipe.do("state").startswith("down*"), timeout_seconds=LIMIT_SECONDS)
+    wait_until(lambda: recipe.do("state").startswith("drained*"))
     recipe.bridge.complete(event)
     wait_until(lambda: "recover has ended: exit code 3" in recipe.bridge.log())
     recipe.machine.do("systemctl start slurmd")
@@ -550,12 +575,12 @@ def test_while_alertmanager_hangs_or_is_down_the_silence_waits_and_each_event_ha
     machine.do(f"systemctl {begin} prometheus-alertmanager")
     events = [bridge.announce(), bridge.announce("Redeploy")]
     try:
-        wait_until(lambda: "exit code 75" in bridge.log("forward"), timeout_seconds=LIMIT_SECONDS)
+        wait_until(lambda: "exit code 75" in bridge.log("forward"))
         machine.do("systemctl kill --signal=KILL --kill-whom=main imds-bridge-forward")
     finally:
         machine.do(f"systemctl {end} prometheus-alertmanager")
     for event in events:
-        wait_until(lambda event=event: event in str(alertmanager.silences()), timeout_seconds=LIMIT_SECONDS)  # type: ignore[misc]
+        wait_until(lambda event=event: event in str(alertmanager.silences()))  # type: ignore[misc]
     bridge.complete(events[0])
     wait_until(lambda: events[0] not in str(alertmanager.silences()))
     assert len([one for one in alertmanager.silences() if events[1] in one["comment"]]) == 1
