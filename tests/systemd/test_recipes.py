@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -61,6 +61,7 @@ ip link set lo up && ip link set veth0 up && ip link set veth1 up
 """
 DROP_IN = "/etc/systemd/system/imds-bridge-listen.service.d/recipe.conf"
 AZURE_EVENTS = '<primitive id="e" class="ocf" provider="heartbeat" type="azure-events-az"/>'
+T = TypeVar("T")
 LIMIT_SECONDS = 100.0  # a program that hangs is asked again after a while
 
 pytestmark = [
@@ -92,7 +93,7 @@ def machine(release: Path) -> Iterator[Machine]:
         yield started
 
 
-def wait_until(predicate: Callable[[], Any], describe: Callable[[], object] = str) -> Any:
+def wait_until(predicate: Callable[[], T | None], describe: Callable[[], object] = str) -> T:
     """Wait until the predicate returns something true, also on a busy machine, and return it."""
     return wait_with_limit(predicate, timeout_seconds=LIMIT_SECONDS, describe=describe)
 
