@@ -444,7 +444,7 @@ def test_a_node_is_resumed_once_slurmd_has_registered_also_after_its_time_limit(
     recipe.machine.do("systemctl stop slurmd")
     wait_until(lambda: recipe.do("state").startswith("drained*"))
     recipe.bridge.complete(event)
-    wait_until(lambda: "recover has ended: exit code 3" in recipe.bridge.log())
+    wait_until(lambda: "systemctl is-active slurmd: exit code 3" in recipe.bridge.log())
     recipe.machine.do("systemctl start slurmd")
     recipe.bridge.wait_for(event, "approval.recovered")
     recipe.do("is_back")
