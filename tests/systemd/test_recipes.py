@@ -72,7 +72,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def machine(release: Path) -> Iterator[Machine]:
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     """Return a system with imds-bridge, the simulator and the recipes, where none of what they drain runs."""
     with booted(SYSTEM) as started:
         started.do(f"systemctl disable --now --quiet {DAEMONS}; {NETWORK}")
