@@ -77,14 +77,9 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     with booted(SYSTEM) as started:
         started.do(f"systemctl disable --now --quiet {DAEMONS}; {NETWORK}")
         (started.root / "srv/release").mkdir()
-        unpack: list[str | Path] = [
-            "tar",
-            "-xf",
-            release,
-            "--strip-components=1",
-            "-C",
-            started.root / "srv/release",
-        ]
+        release: Path = request.getfixturevalue("release")
+        unpack: list[str | Path] = ["tar", "-xf", release, "--strip-components=1"]
+        unpack += ["-C", started.root / "srv/release"]
         subprocess.run(unpack, check=True)
         started.do(f"/srv/release/install.sh {' '.join(f'--manage {unit}' for unit in MANAGED)}")
         started.do("systemd-run --quiet --unit lab /usr/local/bin/imds-bridge lab --vm web-0")
