@@ -302,7 +302,7 @@ def test_recover_may_be_repeated(recipe: Recipe) -> None:
         " -p User=$(systemctl show -P User imds-bridge-listen)"
         ' -p SupplementaryGroups="$(systemctl show -P SupplementaryGroups imds-bridge-listen)"'
         " -p Environment=STATE_DIRECTORY=/var/lib/imds-bridge/listen/programs"
-        f" -p Environment=CREDENTIALS_DIRECTORY=/run/credentials/imds-bridge-listen.service {command}"
+        f" -p LoadCredential=secrets:/etc/imds-bridge/listen.secrets {command}"
     )
     recipe.do("is_back")
 
