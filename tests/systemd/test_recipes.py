@@ -385,7 +385,7 @@ def test_a_restart_of_pacemaker_brings_nothing_back_during_the_event(recipe: Rec
     event = recipe.bridge.announce()
     recipe.bridge.wait_for(event, "approval.accepted")
     recipe.machine.do("systemctl restart pacemaker")
-    wait_until(lambda: "Online" in recipe.machine.try_to_do("crm_mon -1").stdout)
+    wait_until(lambda: "health is RED" in recipe.machine.try_to_do("crm_mon -1").stdout)
     recipe.do("is_drained")
     recipe.wait_until_back(event)
     recipe.wait_until("is_back")
