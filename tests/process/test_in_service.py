@@ -84,6 +84,7 @@ def test_a_load_balancer_learns_at_once_that_a_vm_leaves_and_when_it_is_back(
         imds.complete(event)
         probe.wait_for("200 in-service")
         listen.wait_for_log("the VM is back at work")
+        assert listen.current_status()["out_of_work"] == []
 
 
 def test_an_application_that_is_not_well_is_not_hidden(imds: ImdsLab, tmp_path: Path) -> None:
