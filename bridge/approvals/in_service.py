@@ -61,10 +61,11 @@ class InService:
     def _listen(self) -> socket.socket:
         """Return what listens, once it can: another process may leave the port, and an address come at a boot."""
         family, address = socket_address(self._settings.listen)
+        is_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         said = ""
         while True:
             try:
-                listening = socket.create_server(address, family=family)
+                listening = socket.create_server(address, family=family, dualstack_ipv6=is_both)
             except OSError as error:
                 text = f"{self._settings.listen} cannot be listened on, and is tried again: {error.strerror}"
                 if text != said:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 
 from bridge.approvals.in_service import MOST_REQUESTS
@@ -139,3 +140,11 @@ def test_a_port_that_cannot_be_had_at_the_start_is_listened_on_later(imds: ImdsL
         listen.wait_for_log("cannot be listened on, and is tried again")
         other.close()
         probe.wait_for("200 in-service")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
+def test_any_ipv6_address_is_any_ipv4_address_too(imds: ImdsLab, tmp_path: Path) -> None:
+    probe = Probe()
+    probe.address = f"[::]:{probe.port}"
+    with listening(tmp_path, imds.url("web-0"), probe):
+        wait_until(lambda: probe.raw(b"GET /in-service HTTP/1.1\r\n\r\n").endswith(b"in-service"))
