@@ -15,7 +15,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 .DEFAULT_GOAL := help
-.PHONY: help demo console quick test size coverage unit lint format-check types types-windows layers windows units newcomer bench mutants soak fleet dist audit lock clean
+.PHONY: help demo console quick test size coverage unit lint format-check types types-windows layers windows units recipes newcomer bench mutants soak fleet dist audit lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -61,6 +61,9 @@ windows: $(READY) ## try everything that tests can on Windows' Python under Wine
 
 units: $(READY) ## start every unit in its sandbox under a real systemd of Debian 11, 12 and 13, and operate them, in about five minutes; needs root, Debian's mmdebstrap
 	@$(BIN)/python -m pytest -rs -m units tests/systemd
+
+recipes: $(READY) ## try each recipe of infra/recipes with its program broken, restarted or changed, and print a table; needs what units needs
+	@$(BIN)/python -m pytest -rs -m recipes tests/systemd/test_recipes.py
 
 newcomer: ## run all tests of the last commit on a Debian 12 with the README's packages alone; keeps it in ~/.cache
 	@tests/newcomer/run

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from bridge.approvals.policy import auto_wait_seconds, denial, matches, may_approve
-from bridge.approvals.state import Argv, EventState, Place, Program, Verdict
+from bridge.approvals.state import Argv, EventState, Place, Program, Verdict, titled
 from bridge.approvals.turns import Order, deadline, takes_turns, vms_of
 from bridge.config.approvals import ApprovalSettings, AutoSettings
 from bridge.imds.document import ADVISORY, SCHEDULED, Document, ScheduledEvent, fold_name
@@ -145,7 +145,8 @@ def _prepare(one: EventState, rule: AutoSettings, order: Order, seen: Seen) -> V
 def _run(one: EventState, run: Argv) -> str:
     """Say that a program runs, or why it has to again: it may not even have been started."""
     failed = one.failed.get(run)
-    return f"{run[0]} has failed, and is tried again: {failed.error}" if failed else f"{run[0]} runs"
+    title = titled("run", run)
+    return f"{title} has failed, and is tried again: {failed.error}" if failed else f"{title} runs"
 
 
 def _approve(one: EventState, rule: AutoSettings, order: Order, seen: Seen) -> Verdict:

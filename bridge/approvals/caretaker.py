@@ -120,8 +120,8 @@ class Caretaker:
             body, data = self.receipts.program_input(program, state, is_over=not isinstance(place, str))
             run = self.make_run(program.argv, body, data, timeout_seconds=program.timeout_seconds)
             self.runs[place] = run
-            log.info("running %s", program.argv[0], extra={"event_id": data.get("EventId")})
-            run.start()
+            log.info("%s starts", program.title, extra={"event_id": data.get("EventId")})
+            run.start(program.title)
         for place, run in self.runs.items():
             if state.programs[place].must_end:
                 run.end()

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, Ty
 
 from bridge.config.approvals import AutoSettings
 from bridge.imds.document import ADVISORY, SCHEDULED, STARTED, Document, ScheduledEvent
+from bridge.runtime.text import one_line
 
 Argv = tuple[str, ...]
 Place = str | Argv
@@ -40,6 +41,11 @@ OutOfWorkReason = Literal["RecoverFails", "TwoHours", "OtherVm"]
 RECENT_SECONDS = 60.0
 # In what was told of a stay, and what the status says of it.
 UNPREPARED = "it started before its program had succeeded: look after what ran on this VM"
+
+
+def titled(verb: Literal["run", "recover"], argv: Argv) -> str:
+    """Name a program with its arguments, for the log and the status: what is published has none of them."""
+    return one_line(f"{verb} {' '.join(argv)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +188,11 @@ class Program:
     began_at: float
     must_end: bool = False
 
+    @property
+    def title(self) -> str:
+        """What it does, and its command line."""
+        return titled("recover" if self.argv == self.recover else "run", self.argv)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Owed:
@@ -217,13 +228,24 @@ class Owed:
     held_by: Memory[str] = "until a document is read"
 
     @property
+    def published_why(self) -> str:
+        """Why it is still owed, without arguments."""
+        name = f"recover {self.recover[0]}"
+        return _has_failed(name, self.tries) if self.tries else f"{name} has not succeeded"
+
+    @property
     def why(self) -> str:
         """What it waits for."""
+        title = titled("recover", self.recover)
         if self.is_other_vms and not self.held_by:
             return "another VM owed it, whose disk this one has: see `imds-bridge recover --help`"
-        if self.tries and self.held_by in ("", f"{self.recover[0]} runs"):
-            return f"{self.recover[0]} has failed {self.tries.count} time(s): {self.tries.error}"
-        return self.held_by or f"{self.recover[0]} runs"
+        if self.tries and self.held_by in ("", f"{title} runs"):
+            return _has_failed(title, self.tries)
+        return self.held_by or f"{title} runs"
+
+
+def _has_failed(name: str, tries: Tries) -> str:
+    return f"{name} has failed {tries.count} time(s): {tries.error}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from bridge.approvals.state import (
     Stay,
     Tries,
     Verdict,
+    titled,
 )
 from bridge.approvals.turns import deadline, give_turns
 from bridge.config.approvals import AutoSettings, leaving
@@ -235,7 +236,7 @@ def _run_ended(one: EventState, program: Program, fault: str, seen: Seen, to: Ca
     one = replace(one, failed={**one.failed, run: _failed(one.failed.get(run), fault, seen)})
     if not one.is_scheduled:
         return one
-    return answer(one, run, rejected("not_prepared", f"{run[0]}: {fault}"), to)
+    return answer(one, run, rejected("not_prepared", f"run {run[0]}: {fault}"), to)
 
 
 def _failed(before: Tries | None, fault: str, seen: Seen) -> Tries:
@@ -248,7 +249,7 @@ def _failed(before: Tries | None, fault: str, seen: Seen) -> Tries:
 def _recover_failed(one: Owed, program: Program, fault: str, seen: Seen, to: Carrier) -> Owed:
     """Note that `recover` has failed: what it was to put back is still owed."""
     failed = replace(one, tries=_failed(one.tries, fault, seen))
-    return _told(failed, "RecoverFails", f"{program.argv[0]}: {fault}", to)
+    return _told(failed, "RecoverFails", f"recover {program.argv[0]}: {fault}", to)
 
 
 def _told(one: Owed, reason: OutOfWorkReason, detail: str, to: Carrier) -> Owed:
@@ -289,7 +290,7 @@ def _start(one: EventState, rule: AutoSettings, state: State, seen: Seen) -> tup
     if running := state.programs.get(recover):
         is_late = running.must_end or deadline(one.event, rule) <= seen.now
         programs = {**state.programs, recover: replace(running, must_end=is_late)}
-        waits = Verdict(why=f"{recover[0]} runs; {rule.run[0]} runs after it")
+        waits = Verdict(why=f"{running.title} runs; {titled('run', rule.run)} runs after it")
         return replace(one, verdict=waits), replace(state, programs=programs)
     program = Program(
         argv=rule.run,
@@ -341,7 +342,7 @@ def _put_back(state: State, seen: Seen, to: Carrier) -> State:
                 began_at=seen.at,
             )
         if one.idle_since is not None and seen.at - one.idle_since >= OUT_OF_WORK_SECONDS:
-            one = _told(one, "TwoHours", one.why, to)
+            one = _told(one, "TwoHours", one.published_why, to)
         owed[recover] = one
     return replace(state, owed=owed, programs=programs)
 
@@ -373,8 +374,8 @@ def _held_back(one: Owed, state: State, seen: Seen) -> Owed:
         what = f"{event.event.raw.get('EventType')} {event.event.event_id} is over"
         held_by = f"until {what if event.sight == 'shown' else f'it is certain that {what}'}"
     elif program:
-        name, is_it = program.argv[0], program.argv == one.recover
-        held_by = f"{name} runs" if is_it else f"until {name} has ended"
+        is_it = program.argv == one.recover
+        held_by = f"{program.title} runs" if is_it else f"until {program.title} has ended"
     elif not seen.is_confirmed:
         held_by = "until instance data says which VM this is, or fails for a minute"
     idle_since = seen.at if one.idle_since is None else one.idle_since

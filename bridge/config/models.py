@@ -59,6 +59,9 @@ class MetricsSettings(Settings):
     listen: str = Field(default="", json_schema_extra={"pattern": r"^$|^.+:[0-9]{1,5}$"})
     """The address and port of `/metrics`, `/livez` and `/readyz`; where another process has the port, the next one.
     Empty serves nothing. Example: `"127.0.0.1:9464"`."""
+    next_port: bool = True
+    """Whether the next port is taken where another process has this one. If not, such as where a probe asks the port,
+    there are no metrics, and the process is not ready."""
     _check_listen = field_validator("listen")(check_listen)
 
 

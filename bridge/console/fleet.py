@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from bridge.console.now import css_class
 from bridge.console.rows import DAY, PREPARATIONS, WATCHES, VmRow
-from bridge.formats.text import format_duration
+from bridge.formats.text import format_duration, plural
 from bridge.runtime.text import sanitize
 
 # The three states of a VM; each has a sign of its own: the colour, a mark, and the border.
@@ -24,6 +24,7 @@ AXES = (
 )
 STATES = ("Started", "Scheduled", *PREPARATIONS, *WATCHES)
 _KEPT_CELLS = 20_000
+_IN_WORDS = {"waiting": "to be prepared", "failed": "failed to prepare"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +58,10 @@ def describe(vm: VmRow, now: float, *, is_away: bool = False) -> str:
     `is_away`: an event that was put away names it and is still to come.
     """
     watch = vm.describe_watch(now)
-    parts = (
-        [_describe_event(vm, now), vm.preparation, watch]
-        if vm.event
-        else [watch or "no event" * (not is_away)]
-    )
-    parts += [f"{vm.waiting} waiting"] * bool(vm.waiting) + [f"{vm.missing} missing"] * bool(vm.missing)
+    named = [_describe_event(vm, now), _IN_WORDS.get(vm.preparation, vm.preparation)]
+    parts = [*(named if vm.event else ["no event" * (not (watch or is_away))]), watch]
+    parts += [f"{plural(vm.waiting, 'event')} waiting"] * bool(vm.waiting)
+    parts += [f"{vm.missing} missing"] * bool(vm.missing)
     parts += ["event put away"] * is_away
     parts += ["two forwarders at once"] * (now - (vm.doubled_at or 0.0) < DAY)
     return ", ".join(filter(None, parts))

@@ -23,7 +23,7 @@ from bridge.runtime.text import sanitize
 from bridge.runtime.time import iso_utc
 
 PERIODS = (30, 90)
-ENDS = ("Completed", "Ended", "Canceled", "Open")
+ENDS = ("Completed", "Ended", "Canceled", "Open", "Put away")
 NOTICE_LIMITS = (30.0, 60.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, DAY)
 _SHOWN_LOSSES = 50
 _CSV_LINES = 500

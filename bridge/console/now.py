@@ -152,8 +152,7 @@ def tiles(dues: Mapping[str, tuple[int, int, int]], vms: Mapping[str, int], want
         vms["unwatched with event"],
         wanted.only(*OF_PLACE),
     )
-    verb = "has" if with_event == 1 else "have"
-    detail = f"{with_event} {verb} an event" if with_event else "may miss events"
+    detail = f"{with_event} with an event" if with_event else "may miss events"
     of_vms = (
         (vms["unprepared"], "unprepared", "15 min left, or less", "bad", "unprepared"),
         (vms["outofwork"], "out of work", "not put back", "bad", "outofwork"),

@@ -19,6 +19,7 @@ from datetime import datetime, timedelta
 from itertools import product
 from threading import Thread
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import (
@@ -335,6 +336,7 @@ class MetricsServer:
     Args:
         listen: the address, as configured; port 0 takes a free one.
         role: which process it is; a health check may reach another one on the same port.
+        next_port: whether another port is taken where another process has this one.
         registry: has the metrics of what happens.
         clock: for ages.
 
@@ -345,6 +347,7 @@ class MetricsServer:
     listen: str
     _: KW_ONLY
     role: str
+    next_port: bool = True
     registry: CollectorRegistry
     clock: Clock
     error: str | None = None
@@ -371,7 +374,8 @@ class MetricsServer:
         self._status = status
         if outbox:
             self.registry.register(StatusCollector(status, outbox, self.clock))
-        for address in addresses(self.listen, "" if self.role == "forward" else last):
+        places = addresses(self.listen, "" if self.role == "forward" else last)
+        for address in places if self.next_port else [self.listen]:
             try:
                 self._server = _serve(address, self._answer)
             except OSError as error:
@@ -398,7 +402,9 @@ class MetricsServer:
         if path == "/metrics":
             metrics: Iterable[bytes] = make_wsgi_app(self.registry)(request, start)
             return metrics
-        if path == "/livez":
+        if self.role not in parse_qs(request["QUERY_STRING"]).get("role", [self.role]):
+            status, kind, body = "404 Not Found", _TEXT, f"this port is {self.role}'s\n"
+        elif path == "/livez":
             stalled = [f"the loop {name} makes no progress" for name in stalled_threads()]
             status, kind, body = self._health(stalled)
         elif path == "/readyz":

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bridge.config.models import Config
+from bridge.config.models import Config, MetricsSettings
 from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings
 from bridge.delivery.holding import Copies, Gathering, Holding
@@ -91,7 +91,7 @@ class Parts:
         held = {name: self._holding(sink, is_fleet=is_fleet) for name, sink in self.sinks.items()}
         self._holdings = {name: one for name, one in held.items() if one}
         self.folder = StateFolder(config.state_dir / role)
-        self.meter, self.metrics = self._metrics(config.metrics.listen)
+        self.meter, self.metrics = self._metrics(config.metrics)
         self.outbox = KeptOutbox(
             self.folder,
             clock=self.clock,
@@ -118,8 +118,8 @@ class Parts:
             has_instance_data=not config.imds.vm_name,
         )
 
-    def _metrics(self, listen: str) -> tuple[Meter | NoMeter, MetricsServer | None]:
-        if not listen:
+    def _metrics(self, settings: MetricsSettings) -> tuple[Meter | NoMeter, MetricsServer | None]:
+        if not settings.listen:
             return NoMeter(), None
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - few processes need it
 
@@ -127,7 +127,13 @@ class Parts:
 
         registry = CollectorRegistry()
         meter = Meter(registry, self.sinks)
-        return meter, MetricsServer(listen, role=self.role, registry=registry, clock=self.clock)
+        return meter, MetricsServer(
+            settings.listen,
+            role=self.role,
+            next_port=settings.next_port,
+            registry=registry,
+            clock=self.clock,
+        )
 
     def _holding(self, sink: SinkSettings, *, is_fleet: bool) -> Holding | None:
         """Return how long a sink's events are held, None for not at all."""

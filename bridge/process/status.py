@@ -333,6 +333,8 @@ def find_unready(status: Status, now: datetime) -> list[str]:
         faults.append(f"nothing is received from {receiver.from_}: {receiver.last_error}")
     if status.storage_error:
         faults.append(f"the state cannot be written: {status.storage_error}")
+    if status.metrics_error:
+        faults.append(status.metrics_error)
     return faults
 
 
@@ -358,7 +360,8 @@ def _vague_faults(status: Status) -> Iterator[str]:
         yield f"instance data is missing or incomplete, so approvals may wait: {status.identity_error}"
     for fault in status.program_faults or ():
         yield f"a program cannot be started by this process: {fault}"
-    yield from filter(None, [status.kept_log, status.metrics_error])
+    if status.kept_log:
+        yield status.kept_log
     if isinstance(flow, ListenStatus):
         yield from _listen_faults(flow)
 

@@ -35,7 +35,7 @@ OUTPUT_BYTES = 4096
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 _OF_THE_POD = (
     *("NODE_NAME", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"),
-    *("DRAIN_FORCE", "DRAIN_CORDON_ONLY"),
+    *("DRAIN_FORCE", "DRAIN_CORDON_ONLY", "DRAIN_EXCLUDE_FROM_LOAD_BALANCERS"),
 )
 _FOLDERS = ("STATE_DIRECTORY", "CREDENTIALS_DIRECTORY")  # which the process sets at its start
 _OF_WINDOWS = ("SYSTEMROOT", "SYSTEMDRIVE", "PATHEXT", "COMSPEC", "TEMP", "TMP", "USERNAME", "USERPROFILE")
@@ -111,20 +111,20 @@ class Run:
         self._ended_by = ""
         self._is_stopped = False
 
-    def start(self) -> None:
-        """Run the program in a thread, which logs how it ended."""
+    def start(self, name: str) -> None:
+        """Run the program in a thread, which logs under its `name` how it ended."""
         _running.add(self)  # before the thread begins, or the end of this process would not wait for it
         try:
-            start_thread(f"program {self._command[0]}", lambda: self.finish(is_logged=True))
+            start_thread(f"program {self._command[0]}", lambda: self.finish(name))
         except RuntimeError as error:  # of Python, at the limit of threads
-            self._note_end(Result(error=str(error)), is_logged=True)
+            self._note_end(Result(error=str(error)), name)
 
     def end(self) -> None:
         """Have the program ended soon: by SIGTERM or Ctrl-Break, and by force a few seconds later."""
         self._is_stopped = True
 
-    def finish(self, *, is_logged: bool = False) -> Result:
-        """Run the program and wait for its end, which comes before that of this process, as its line in the log."""
+    def finish(self, name: str = "") -> Result:
+        """Run the program and wait for its end, which comes before that of this process; a `name` is for the log."""
         extend_deadline(self._timeout_seconds + KILL_AFTER_SECONDS)
         _running.add(self)
         try:
@@ -133,7 +133,7 @@ class Run:
             result = Result(error=error.strerror or str(error))
         except RuntimeError as error:  # no thread can be started that watches it
             result = Result(error=str(error))
-        self._note_end(result, is_logged=is_logged)
+        self._note_end(result, name)
         return result
 
     def _popen(self) -> subprocess.Popen[bytes]:
@@ -146,12 +146,12 @@ class Run:
             **APART,
         )
 
-    def _note_end(self, result: Result, *, is_logged: bool) -> None:
-        if is_logged:
+    def _note_end(self, result: Result, name: str) -> None:
+        if name:
             fault = result.fault
             log.log(
                 logging.WARNING if fault else logging.INFO,
-                *("%s has ended: %s", self._command[0], fault or "exit code 0"),
+                *("%s has ended: %s", name, fault or "exit code 0"),
                 extra={"output": result.output},
             )
         self.result = result  # last: who sees it may rely on the line in the log

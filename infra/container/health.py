@@ -91,9 +91,9 @@ def _read_files(role: str, *, ready: bool, is_named: bool = False) -> str:
 
     folder = StateFolder(Path(os.environ.get("IMDS_BRIDGE__STATE_DIR", STATE_DIR)) / role)
     status, now = folder.read_status(), datetime.now(UTC)
-    if status is None and is_named:  # a restart would lose the events that it holds in memory
-        return f"{role} could not write its status to {folder.path} yet" if ready else ""
     if status is None or status.running is False or folder.owner() is None:
+        if is_named:  # it runs: a restart would lose the events that it holds in memory
+            return f"{role} could not write its status to {folder.path} yet" if ready else ""
         return f"{role} does not run"
     # While the disk cannot be written, events are in memory only: a restart would lose them.
     if (age_of(status.written_at, now) or 0) > STALE_SECONDS and os.access(folder.path, os.W_OK):

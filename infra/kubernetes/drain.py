@@ -3,16 +3,16 @@
 
     drain.py drain [--force] [--cordon-only]     cordon the node, and evict its pods
     drain.py recover                             uncordon it, if a drain has cordoned it
+    drain.py tell                                write what comes into a condition of the node; for an exec sink
 
-Both leave a mark on the node that differs each time, so that a change that is still on its way conflicts. What was
+The first two leave a mark on the node that differs each time, so that a change still on its way conflicts. What was
 done is a Kubernetes Event of the node, too. DRAIN_FORCE=false takes --force away, DRAIN_CORDON_ONLY=true adds
---cordon-only. Exit codes: 0 done; 75 not done, with the reason on standard output: the
-event is not approved then, and `recover` is tried again.
+--cordon-only, DRAIN_EXCLUDE_FROM_LOAD_BALANCERS=true labels the node. Exit codes: 0 done; 75 not done, with the
+reason on standard output: the event is not approved then, and `recover` and `tell` are tried again.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -20,9 +20,11 @@ import re
 import signal
 import sys
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -48,21 +50,17 @@ FORCE_SECONDS = 12.0  # before the start: with --force, what is refused still is
 FORCE_ANSWER_SECONDS = 0.5  # then: the deletion hardly waits for the eviction's answer
 CORDON_SECONDS = 1.0  # so that the node is cordoned first where that works
 LEAVING = ("Preempt", "Terminate")  # the VM goes away: its pods leave whether or not the node can be cordoned
-FORCE_PART = (
-    1 / 3
-)  # of the seconds at the program's start: with --force, pods then leave without a cordon, too
+FORCE_PART = 1 / 3  # of the seconds at the start: with --force, pods then leave without a cordon, too
 LATER = (401, 408, 409, 429)  # and 5xx: the token's file and the node change, budgets and servers recover
 IS_GONE = (404, 409)  # the answers to the eviction of a pod that has gone; another one may have its name
 GOING = ("terminating", "gone")
 # What the API server itself says of a right; a webhook's text begins with the webhook, and it may change its mind.
 NO_RIGHT = re.compile(r'403 \S+( "[^"]*")? is forbidden: User "[^"]*" cannot \w+ resource "')
 REASON_CHARACTERS = 1000  # of the 1,024 of a Kubernetes Event
-OVER = ("Completed", "Canceled", "Ended")
-OLD = (
-    "it was called without a command, as by a configuration of the version before: it drains, and uncordons nothing; "
-    'expected, in [[approvals.auto]]: run = [..., "drain.py", "drain"] and recover = [..., "drain.py", "recover"], '
-    "and no sink that calls it"
-)
+CONDITION = "ScheduledMaintenance"
+SAID = ("EventId", "EventStatus", "NotBefore", "EventSource")  # in its message
+EXCLUDE = "node.kubernetes.io/exclude-from-external-load-balancers"
+MANAGER = "imds-bridge"  # of what is changed here, for the API server; the value of the label, too
 
 
 class Refused(Exception):
@@ -95,23 +93,20 @@ class Cluster:
         self._folder = folder
         self._session = requests.Session()
         self._session.trust_env = False  # no proxy, and no other authorities
+        self._session.headers["User-Agent"] = MANAGER
         self._session.mount("https://", HTTPAdapter(pool_maxsize=AT_ONCE))
 
     def call(
-        self,
-        method: str,
-        path: str,
-        body: Json | None = None,
-        *,
-        seconds: float = ANSWER_SECONDS,
-        **parameters: str,
+        self, method: str, path: str, body: Json | None = None, seconds: float = ANSWER_SECONDS, **query: str
     ) -> Json:
         """Return the answer; the token is read each time, since the kubelet replaces it."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        if path.endswith("/status"):  # only this one keeps the other conditions, which are the kubelet's
+            kind = "application/strategic-merge-patch+json"
         token = (self._folder / "token").read_text(encoding="ascii").strip()
         answer = self._session.request(
             *(method, self._address + path),
-            params=parameters,
+            params=query,
             data=None if body is None else json.dumps(body),
             headers={"Authorization": f"Bearer {token}", "Content-Type": kind},
             timeout=seconds,
@@ -126,12 +121,14 @@ class Cluster:
 class Node:
     """The node of this pod."""
 
-    def __init__(self, cluster: Cluster, name: str, event_id: str, *, must_force: bool) -> None:
+    def __init__(self, cluster: Cluster, name: str, *, must_force: bool, excludes: bool, note: str) -> None:
         self._cluster = cluster
         self._name = self._uid = name
         self._path = f"/api/v1/nodes/{quote(name, safe='')}"
-        self._event_id = event_id
+        self._event_id = os.environ.get("IMDS_BRIDGE_EVENT_ID", "")
         self._must_force = must_force
+        self._excludes = excludes
+        self._note = note  # which variable has restricted it
         self._no_right = ""  # to delete pods: what the API server says
         self._asked: set[str] = set()
         self._reasons: dict[str, str] = {}  # why pods, by namespace and name, are still here
@@ -145,14 +142,18 @@ class Node:
         cordon = Background(lambda: keep_trying(self._cordon))
         is_leaving = os.environ.get("IMDS_BRIDGE_EVENT_TYPE") in LEAVING and not cordon_only
         seconds = seconds_left() * (1 - FORCE_PART) if self._must_force and not cordon_only else math.inf
+        force_at = time.monotonic() + seconds
         is_cordoned = cordon.wait(CORDON_SECONDS if is_leaving else seconds)
-        if not is_leaving:
-            cordon.raise_error()
+        if not is_cordoned and not is_leaving:
+            if math.isinf(seconds):
+                cordon.raise_error()
+            time.sleep(max(0.0, force_at - time.monotonic()))  # it was refused before
         if not is_cordoned:
             say(f"{self._name} is not cordoned yet: pods are asked to leave without that")
         if cordon_only:
-            say(f"{self._name} is cordoned; no pod is evicted")
-            self.tell("Normal", "Cordoned", f"Cordoned only, for event {self._event_id}; no pod is evicted")
+            say(f"{self._name} is cordoned; no pod is evicted{self._note}")
+            done = f"Cordoned only, for event {self._event_id}; no pod is evicted{self._note}"
+            self.tell("Normal", "Cordoned", done)
             return
         pods = keep_trying(self._pods)
         first = {pod["metadata"]["uid"] for pod in pods}
@@ -175,15 +176,16 @@ class Node:
         if not is_cordoned:
             raise NotCordoned(f"{self._name} is not cordoned: other pods may have come")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is done
-        say(f"{self._name} is drained; pods that left: {len(first)}")
-        self.tell("Normal", "Drained", f"Drained for event {self._event_id}; pods that left: {len(first)}")
+        left = f"pods that left: {len(first)}{self._note}"
+        say(f"{self._name} is drained; {left}")
+        self.tell("Normal", "Drained", f"Drained for event {self._event_id}; {left}")
 
     def give_up(self, reason: str) -> None:
         """Say why the node is not drained, what was asked for, and which pods are left."""
         asked = (
             f"evictions were asked for: {len(self._asked)}" if self._asked else "no eviction was asked for"
         )
-        left = f"; {self._still_here()}" if self._reasons else ""
+        left = (f"; {self._still_here()}" if self._reasons else "") + self._note
         say(f"{reason}; {asked}{left}")
         self.tell("Warning", "NotDrained", f"Event {self._event_id}: {reason}; {asked}{left}")
 
@@ -204,14 +206,23 @@ class Node:
         if is_cordoned_by_drain(node):
             say(f"{self._name} is uncordoned")
             self.tell("Normal", "Uncordoned", "No event is left that it was cordoned for")
-        else:
-            is_cordoned = node["spec"].get("unschedulable", False)
-            left = (
-                "it is still unschedulable, and `kubectl uncordon` puts it back"
-                if is_cordoned
-                else "it stays as it is"
-            )
-            say(f"no drain has cordoned {self._name}, or its mark was removed: {left}")
+            return
+        why = f"no drain has cordoned {self._name}, or its mark was removed"
+        if others := others_that_cordoned(node):
+            why = f"{self._name} was cordoned by {', '.join(others)} after the drain, or without one"
+        is_cordoned = node["spec"].get("unschedulable", False)
+        kept = "it is still unschedulable, and `kubectl uncordon` puts it back"
+        say(f"{why}: {kept if is_cordoned else 'it stays as it is'}")
+
+    def tell_condition(self, event: Json) -> None:
+        """Write a `document.changed` into the condition; whoever wrote the others keeps them."""
+        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        new = {"type": CONDITION, **condition_of(event), "lastHeartbeatTime": now}
+        found = self._read().get("status", {}).get("conditions", ())
+        old = next((one for one in found if one["type"] == CONDITION), {"status": ""})
+        new["lastTransitionTime"] = old["lastTransitionTime"] if old["status"] == new["status"] else now
+        self._cluster.call("PATCH", f"{self._path}/status", {"status": {"conditions": [new]}})
+        say(f"{CONDITION} of {self._name} is {new['status']}: {new['message']}")
 
     def tell(self, kind: str, reason: str, message: str) -> None:
         """Write a Kubernetes Event of the node, which `kubectl describe node` shows; a failure is only printed."""
@@ -251,10 +262,16 @@ class Node:
                 raise
             say(f"{self._name} is no node of the cluster any more: no pod can come")
             return
-        if node["spec"].get("unschedulable", False) and not is_cordoned_by_drain(node):
-            say(f"{self._name} was cordoned already, and not by a drain: it will not be uncordoned")
+        labels = node["metadata"].get("labels", {})
+        metadata = {"labels": {EXCLUDE: labels.get(EXCLUDE, MANAGER)} if self._excludes else {}}
+        if not node["spec"].get("unschedulable", False) or is_cordoned_by_drain(node):
+            self._patch(
+                node, {"metadata": metadata | _marked(node, CORDONED), "spec": {"unschedulable": True}}
+            )
             return
-        self._patch(node, {"metadata": _marked(node, CORDONED), "spec": {"unschedulable": True}})
+        say(f"{self._name} was cordoned already, and not by a drain: it will not be uncordoned")
+        if self._excludes:
+            self._patch(node, {"metadata": metadata})
 
     def _pods(self) -> list[Json]:
         """Return the pods that have to leave: not those of DaemonSets, of the kubelet's files, or finished ones."""
@@ -316,9 +333,9 @@ class Background:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Return whether it has ended within the seconds."""
+        """Return whether it has ended within the seconds, and without an error."""
         self._thread.join(None if math.isinf(seconds) else max(0.0, seconds))
-        return not self._thread.is_alive()
+        return not self._thread.is_alive() and not self._error
 
     def raise_error(self) -> None:
         """Raise the error that has ended it."""
@@ -337,26 +354,17 @@ def in_parallel(step: Callable[[T], None], items: Sequence[T]) -> None:
 
     The threads do not delay the end of the program.
     """
-    left, errors = deque(items), deque[Exception]()
+    left = iter(items)
 
     def work() -> None:
-        while left and not errors:
-            try:
-                item = left.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            try:
-                step(item)
-            except Exception as error:  # noqa: BLE001 - it is raised below
-                errors.append(error)
+        for item in left:  # each goes to one thread
+            step(item)
 
-    threads = [Thread(target=work, daemon=True) for _ in items[:AT_ONCE]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    workers = [Background(work) for _ in items[:AT_ONCE]]
+    for one in workers:
+        one.wait(math.inf)
+    for one in workers:
+        one.raise_error()
 
 
 def keep_trying(step: Callable[[], T]) -> T:
@@ -364,18 +372,57 @@ def keep_trying(step: Callable[[], T]) -> T:
     while True:
         try:
             return step()
-        except requests.RequestException as error:
-            say(str(error))
-        except Refused as refused:
-            if refused.is_final:
+        except (Refused, requests.RequestException) as error:
+            if isinstance(error, Refused) and error.is_final:
                 raise
-            say(str(refused))
+            say(str(error))
         time.sleep(PAUSE_SECONDS)
 
 
 def is_cordoned_by_drain(node: Json) -> bool:
-    """Return whether a drain has cordoned the node: a mark says so, also one of the version before."""
-    return any(not value.startswith(RECOVERED) for value in _marks(node).values())
+    """Return whether a drain has cordoned the node, and nobody else since: a mark says so, also an older one."""
+    is_marked = any(not value.startswith(RECOVERED) for value in _marks(node).values())
+    return is_marked and not others_that_cordoned(node)
+
+
+def others_that_cordoned(node: Json) -> list[str]:
+    """Return who else has set `unschedulable`: whoever sets it to what it is already does not count."""
+    fields = [one for one in node["metadata"].get("managedFields", ()) if one.get("manager") != MANAGER]
+    return [one["manager"] for one in fields if "f:unschedulable" in one["fieldsV1"].get("f:spec", {})]
+
+
+def condition_of(event: Json) -> Json:
+    """Return status, reason and message of the condition, from a `document.changed`."""
+    data = event.get("data", {})
+    if "Document" not in data:
+        raise ValueError(
+            "expected on standard input: an event document.changed, from an exec sink of that type"
+        )
+    own = str(data.get("Vm", {}).get("Name") or "").removeprefix("_").casefold()
+    events = [one for one in data["Document"].get("Events", ()) if isinstance(one, dict) and _names(one, own)]
+    if not events:
+        unreadable = data.get("Unreadable", 0)
+        message = f"Scheduled events of this VM: 0; that cannot be read: {unreadable}"
+        status = "Unknown" if unreadable else "False"
+        return {"status": status, "reason": "NoScheduledEvent", "message": message}
+    first, *more = sorted(events, key=_starts_at)
+    message = ", ".join(f"{name} {first.get(name) or '-'}" for name in SAID)
+    message = f"{message}; later: {len(more)}"[:REASON_CHARACTERS]
+    return {"status": "True", "reason": str(first.get("EventType", "Unknown")), "message": message}
+
+
+def _names(event: Json, own: str) -> bool:
+    """Return whether an event names the VM; it may if either is not known."""
+    given = event.get("Resources") or ()
+    names = [str(one).removeprefix("_").casefold() for one in ([given] if isinstance(given, str) else given)]
+    return own in names or not (own and names)
+
+
+def _starts_at(event: Json) -> float:
+    try:
+        return parsedate_to_datetime(str(event.get("NotBefore"))).timestamp()
+    except ValueError:  # it has started
+        return -math.inf
 
 
 def _marks(node: Json) -> dict[str, str]:
@@ -390,6 +437,8 @@ def _marked(node: Json, what: str) -> Json:
 
 def _recovered(node: Json) -> Json:
     patch: Json = {"metadata": _marked(node, RECOVERED)}
+    if node["metadata"].get("labels", {}).get(EXCLUDE) == MANAGER:
+        patch["metadata"]["labels"] = {EXCLUDE: None}
     return {**patch, "spec": {"unschedulable": None}} if is_cordoned_by_drain(node) else patch
 
 
@@ -420,7 +469,7 @@ def say(text: str) -> None:
 
 
 def _is_set(variable: str, word: str) -> bool:
-    """Return whether a variable, which can only restrict the arguments, is set to its word."""
+    """Return whether a variable is set to its word."""
     value = os.environ.get(variable, "")
     if value not in ("", word):
         raise ValueError(f"the environment variable {variable} is {value!r}; expected: {word!r}, or unset")
@@ -430,47 +479,37 @@ def _is_set(variable: str, word: str) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command says; return the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(FAILED))
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("command", nargs="?", choices=("drain", "recover"))
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("drain", "recover", "tell"))
     parser.add_argument("--force", action="store_true", help="delete what is refused in the last 12 s")
     parser.add_argument("--cordon-only", action="store_true", help="evict nothing")
-    parser.add_argument(
-        "--account", type=Path, default=SERVICE_ACCOUNT, help="the folder of token and ca.crt"
-    )
+    parser.add_argument("--account", type=Path, default=SERVICE_ACCOUNT, help="of token and ca.crt: a folder")
     given = parser.parse_args(arguments)
-    event_id = os.environ.get("IMDS_BRIDGE_EVENT_ID", "")
     try:
-        must_force = not _is_set("DRAIN_FORCE", "false") and given.force
-        cordon_only = _is_set("DRAIN_CORDON_ONLY", "true") or given.cordon_only
-        node = Node(Cluster(given.account), os.environ["NODE_NAME"], event_id, must_force=must_force)
+        is_taken = _is_set("DRAIN_FORCE", "false") and given.force
+        is_restricted = _is_set("DRAIN_CORDON_ONLY", "true")
+        note = " (DRAIN_CORDON_ONLY=true)" if is_restricted else " (DRAIN_FORCE=false: no pod is deleted)"
+        node = Node(
+            *(Cluster(given.account), os.environ["NODE_NAME"]),
+            must_force=given.force and not is_taken,
+            excludes=_is_set("DRAIN_EXCLUDE_FROM_LOAD_BALANCERS", "true"),
+            note=note if is_restricted or is_taken else "",
+        )
     except (KeyError, ValueError) as error:
         missing = f"the environment variable {error} is missing: this runs in a pod as in drain.yaml"
         say(missing if isinstance(error, KeyError) else str(error))
         return FAILED
-    status = os.environ.get("IMDS_BRIDGE_EVENT_STATUS", "")
-    if not given.command:
-        say(OLD)
-        if status != "Scheduled":
-            if status in OVER:
-                node.tell("Warning", "NotUncordoned", OLD)
-            return 0
     try:
         if given.command == "recover":
             node.recover()
+        elif given.command == "tell":
+            node.tell_condition(json.load(sys.stdin))
         else:
-            node.drain(cordon_only=cordon_only)
-    except SystemExit:
+            node.drain(cordon_only=is_restricted or given.cordon_only)
+    except (SystemExit, Refused, NotCordoned, requests.RequestException, OSError, ValueError) as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if given.command != "recover":
-            node.give_up("ended before the node was drained")
-        return FAILED
-    except (Refused, NotCordoned, requests.RequestException, OSError, ValueError) as error:
-        if given.command != "recover":
-            node.give_up(str(error))
-        else:
-            say(str(error))
+        reason = "ended before it was done" if isinstance(error, SystemExit) else str(error)
+        (node.give_up if given.command == "drain" else say)(reason)
         return FAILED
     return 0
 

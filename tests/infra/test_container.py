@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -21,9 +24,10 @@ from bridge.process.metrics import MetricsServer
 from bridge.runtime.time import Clock, iso_utc
 from infra.container.health import _read_files, main, read_listen
 from tests.support.cli import Call
+from tests.support.disk import small_disk
 from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
-from tests.support.process import Forward, RawServer, answering, completed, environment, wait_until
+from tests.support.process import COMMAND, Forward, RawServer, answering, completed, environment, wait_until
 from tests.support.status import process_status, write_raw
 
 
@@ -129,14 +133,50 @@ def test_a_process_whose_lock_is_another_users_file_is_alive(
         os.seteuid(0)
 
 
-def test_a_process_that_never_could_write_its_status_is_alive_and_not_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("IMDS_BRIDGE__STATE_DIR", str(tmp_path))
-    assert _read_files("forward", ready=False, is_named=True) == ""
-    reason = f"forward could not write its status to {tmp_path / 'forward'} yet"
-    assert _read_files("forward", ready=True, is_named=True) == reason
-    assert _read_files("forward", ready=False) == "forward does not run"
+@contextmanager
+def as_process_1(user: Sequence[str], env: Mapping[str, str]) -> Iterator[list[str]]:
+    """Run the forwarder as process 1 of a namespace until its log says that it works; yield how to enter that."""
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if completed(*namespace, *user, sys.executable, "-c", "import bridge", env=env).returncode:
+        pytest.skip("no namespace can be made here, or another user cannot run this Python")
+    with Popen([*namespace, *user, *COMMAND, "forward"], env=env, stdout=DEVNULL, stderr=PIPE) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        first = int(wait_until(children.read_text))
+        try:
+            assert process.stderr
+            assert any(b"forward started" in line for line in process.stderr)
+            yield ["nsenter", f"--target={first}", "--pid", "--mount", *user]
+        finally:
+            os.kill(first, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "case", ["a folder of another user", "--user 12345", "a full disk", "a read-only disk"]
+)
+def test_a_process_that_could_never_write_its_status_is_alive_and_not_ready(case: str) -> None:
+    with TemporaryDirectory() as above, small_disk(Path(above) / "disk") as disk:
+        Path(above).chmod(0o755)  # for other users
+        folder = StateFolder(disk.path / "forward")
+        if case == "a folder of another user":
+            disk.path.chmod(0o755)
+            folder.path.mkdir(mode=0o700)
+        elif case == "a full disk":
+            disk.fill()
+        elif case == "a read-only disk":
+            folder.path.mkdir(mode=0o700)
+            write_raw(folder, status(running=False))  # as the last run left it
+            disk.set_read_only(True)
+        user = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"] if "user" in case else []
+        settings = {"STATE_DIR": str(disk.path), "IMDS__ENDPOINT": "http://127.0.0.1:1"}
+        env = environment(
+            {f"IMDS_BRIDGE__{name}": value for name, value in settings.items()} | {"PYTHONPATH": str(ROOT)}
+        )
+        with as_process_1(user, env) as inside:
+            health = [*inside, sys.executable, str(ROOT / "infra/container/health.py")]
+            assert completed(*health, env=env).stdout == "healthy\n"
+            done = completed(*health, "--ready", env=env)
+            why = f"forward could not write its status to {folder.path} yet\n"
+            assert (done.returncode, done.stdout) == (1, why)
 
 
 def test_a_process_that_cannot_do_its_work_is_alive_but_not_ready_and_gives_the_reason(

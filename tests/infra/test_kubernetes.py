@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -69,7 +70,8 @@ def test_every_manifest_is_valid_by_the_strict_schemas_of_kubernetes() -> None:
 def test_the_kustomization_names_every_manifest_those_that_approve_as_a_choice() -> None:
     text = (FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
     choices = {"listen.yaml", "drain.yaml", "relay.yaml"}
-    assert {*only(documents("kustomization.yaml"))["resources"]} == {*MANIFESTS} - choices
+    before = {"check.yaml"}
+    assert {*only(documents("kustomization.yaml"))["resources"]} == {*MANIFESTS} - choices - before
     assert [name for name in choices if f"# - {name} #" not in text] == []
 
 
@@ -124,7 +126,8 @@ def test_a_pod_reaches_imds_is_not_root_has_no_right_in_the_cluster_and_writes_o
     # also what an earlier image with another user left, in folders of mode 0700
     assert first["command"] == ["chown", "-R", f"{user['runAsUser']}:{user['runAsGroup']}", "/state"]
     assert first["securityContext"]["capabilities"]["add"] == ["CHOWN", "DAC_READ_SEARCH"]
-    assert (one["args"], one["terminationMessagePolicy"]) == (["forward"], "FallbackToLogsOnError")
+    assert one["args"] == ["forward", "--config", "/etc/imds-bridge/config.toml"]
+    assert one["terminationMessagePolicy"] == "FallbackToLogsOnError"
     assert one["livenessProbe"]["terminationGracePeriodSeconds"] == 5
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         command = one[probe]["exec"]["command"]
@@ -221,6 +224,20 @@ def test_a_job_tries_every_configuration_in_the_pod_of_its_role_before_anything_
             assert config["metadata"]["annotations"]["helm.sh/hook-weight"] == "-1"
             role = re.split("-", about["name"])[1]
             assert config["data"] == config_map(got, f"web-{role}")["data"]
+
+
+def test_the_check_to_apply_before_a_kustomization_is_the_job_of_the_chart() -> None:
+    (job,) = documents("check.yaml")
+    (of_chart,) = (one for key, one in with_hooks("imds-bridge").items() if key.startswith("Job "))
+    expected = of_chart["spec"]
+    del expected["template"]["metadata"]
+    one = only(expected["template"]["spec"]["containers"])
+    one["command"] = one.pop("args")
+    volume = only(each for each in expected["template"]["spec"]["volumes"] if "configMap" in each)
+    volume["configMap"]["name"] = "imds-bridge-check"
+    assert job["spec"] == expected
+    commands = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert "create configmap imds-bridge-check --from-file=config.toml=forward.toml" in commands
 
 
 def test_the_check_reads_the_map_that_exists_and_the_file_that_arguments_name_and_can_be_turned_off() -> None:
@@ -321,10 +338,6 @@ def test_the_chart_applies_the_manifests_of_what_is_enabled_under_names_of_the_r
         for one in (*documents("serviceaccounts.yaml"), *documents(f"{role}.yaml")):
             if one["metadata"]["name"] != plain:
                 continue
-            for part in (
-                one["spec"]["template"]["spec"]["containers"] if "template" in one.get("spec", {}) else ()
-            ):
-                part["args"] += ["--config", "/etc/imds-bridge/config.toml"]
             text = json.dumps(one)
             for before, after in changes.items():
                 text = text.replace(before, after)
@@ -416,6 +429,7 @@ def test_values_change_each_pod_and_keep_what_the_manifest_has() -> None:
         for each in spec["containers"]:
             each["volumeMounts"] += given["volumeMounts"]
             each["env"] = [*each.get("env", []), *given["env"]]
+            each["args"] = each["args"][:1]  # the file of extraArgs
             each["args"] += ["--dry-run"] if each["name"] == "listen" else []
             each["args"] += given["extraArgs"]
         assert {"updateStrategy": None, **workload(got, role, "web-events")} == expected
@@ -445,6 +459,33 @@ def test_one_value_takes_the_flag_and_the_right_to_delete_pods_and_another_keeps
     assert verbs == (of_pods if cordon_only else set() if force else {("pods", "delete")})
 
 
+@pytest.mark.parametrize("existing", ["", "mine"])
+def test_a_value_tells_the_node_what_comes_by_a_sink_of_forward_and_one_right(existing: str) -> None:
+    off = {"enabled": False}
+    drain = {"enabled": True, "existingConfigMap": existing}
+    plain = rendered(forward=off, drain=drain)
+    got = rendered(forward=off, drain=drain | {"condition": True, "excludeFromLoadBalancers": True})
+    role = "ClusterRole imds-bridge-imds-bridge-drain"
+    more = [rule for rule in got[role]["rules"] if rule not in plain[role]["rules"]]
+    assert more == [{"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}]
+    commented = (FOLDER / "drain.yaml").read_text().replace("# - { apiGroups", "- { apiGroups")
+    assert more[0] in [*yaml.safe_load_all(commented)][1]["rules"]
+    forward, listen = workload(got, "drain", "imds-bridge")["template"]["spec"]["containers"]
+    node = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    excluded = {"name": "DRAIN_EXCLUDE_FROM_LOAD_BALANCERS", "value": "true"}
+    assert listen["env"] == [node, excluded]
+    assert node in forward["env"]
+    variables = {one["name"]: one["value"] for one in forward["env"] if one["name"].startswith("IMDS_")}
+    sinks = load(FOLDER / "drain.toml", variables).sinks
+    assert {*sinks} == {"log", "node_condition"}
+    told = sinks["node_condition"].model_dump(include={"kind", "run", "types"})
+    program = ("/opt/imds-bridge/bin/python", "/opt/imds-bridge/drain.py", "tell")
+    assert {"kind": "exec", "run": program, "types": ("io.imdsbridge.document.changed.v1",)} == {
+        name: tuple(value) if name != "kind" else value for name, value in told.items()
+    }
+    assert_valid(got.values())
+
+
 SPELLINGS = [
     "run = ['/x', 'drain', '--force']",
     'run = ["/x", "drain","--force"]',
@@ -454,6 +495,7 @@ SPELLINGS = [
     """run = ["sh", "-c", "/x drain --force"]""",
     'url_file = "drain"',
     '[sinks."drain"]',
+    '[sinks.x]\nkind = "exec"\nrun = ["/y", "drain", "--force"]',
 ]
 
 
@@ -469,7 +511,8 @@ def test_the_switches_of_the_drain_change_no_text_in_any_spelling(text: str) -> 
 
 def test_an_older_image_that_does_not_know_the_switches_is_refused() -> None:
     off = {"enabled": False}
-    for switch in ({"force": False}, {"cordonOnly": True}):
+    switches = ({"cordonOnly": True}, {"condition": True}, {"excludeFromLoadBalancers": True})
+    for switch in ({"force": False}, *switches):
         why = refused(image={"tag": "0.0.9"}, forward=off, drain={"enabled": True, **switch})
         assert "image.tag: 0.0.9 does not know the variables" in why
     rendered(image={"tag": "0.0.9"}, forward=off, drain={"enabled": True})
@@ -516,17 +559,22 @@ def test_a_pod_monitor_finds_the_pods_of_its_release_and_opens_their_port(
         env = {each["name"]: each.get("value") for each in one["env"]}
         listen = MetricsSettings(listen=env["IMDS_BRIDGE__METRICS__LISTEN"]).listen
         assert listen == f"0.0.0.0:{port}"
-        assert asked(one) == {"livenessProbe": ("/livez", port), "readinessProbe": ("/readyz", port)}
+        assert asked(one) == port
         host = None if role == "relay" else "127.0.0.1"  # of the node, or the pod's own address
-        assert {one[name]["httpGet"].get("host") for name in asked(one)} == {host}
+        assert one["readinessProbe"]["httpGet"].get("host") == host
 
 
-def asked(one: dict[str, Any]) -> dict[str, tuple[str, int]]:
-    """Return the path and the port of each probe of a container that starts no program."""
-    probes = {name: one[name] for name in ("livenessProbe", "readinessProbe")}
-    assert all(("exec" in probe) != ("httpGet" in probe) for probe in probes.values())
-    found = {name: probe["httpGet"] for name, probe in probes.items() if "httpGet" in probe}
-    return {name: (one["path"], one["port"]) for name, one in found.items()}
+def asked(one: dict[str, Any]) -> int | None:
+    """Return the port that the kubelet asks whether a container is ready, which it then does not leave, else None."""
+    assert "exec" in one["livenessProbe"]  # a port that another process has would end it
+    ready = one["readinessProbe"]
+    assert ("exec" in ready) != ("httpGet" in ready)
+    fixed = {"name": "IMDS_BRIDGE__METRICS__NEXT_PORT", "value": "false"}
+    assert (fixed in one.get("env", ())) == ("httpGet" in ready)
+    if "httpGet" not in ready:
+        return None
+    assert ready["httpGet"]["path"] == f"/readyz?role={one['name']}"
+    return int(ready["httpGet"]["port"])
 
 
 @pytest.mark.parametrize(
@@ -535,6 +583,14 @@ def asked(one: dict[str, Any]) -> dict[str, tuple[str, int]]:
         ('[metrics]\nlisten = "127.0.0.1:9470"', None, 9470),
         ('[sinks.a]\nx = ["b"]\n[metrics] # on\n# of all\nlisten = "0.0.0.0:9470" # here\n[a]', None, 9470),
         ('# [metrics]\n# listen = "127.0.0.1:9470"', None, None),
+        ('[a]\nx = """\n[metrics]\nlisten = "127.0.0.1:9470"\n"""', None, None),
+        ("[a]\nx = '''\n[metrics]\nlisten = \"127.0.0.1:9470\"\n'''", None, None),
+        (
+            "# it's '''\n[a]\nx = [\"b #\\\"\", '\"\"\"']\ny = '''\n[metrics]\nlisten=1'''\n"
+            '[metrics]\nlisten = "127.0.0.1:9471"',
+            None,
+            9471,
+        ),
         ('[metrics]\n[other]\nlisten = "127.0.0.1:9470"', None, None),
         ('[metrics]\nlisten = "10.0.0.4:9470"', None, None),  # the address of one node
         ('[metrics]\nlisten = "127.0.0.1:9470"', "", None),  # a variable goes before it
@@ -546,7 +602,7 @@ def test_the_kubelet_asks_a_metrics_port_of_the_configuration_by_itself(
     named = [] if env is None else [{"name": "IMDS_BRIDGE__METRICS__LISTEN", "value": env}]
     got = rendered(forward={"config": config, "env": named})
     one = only(workload(got, "forward", "imds-bridge")["template"]["spec"]["containers"])
-    assert {number for _, number in asked(one).values()} == ({port} if port else set())
+    assert asked(one) == port
 
 
 @contextmanager
@@ -654,6 +710,19 @@ def test_values_that_cannot_work_are_refused(role: str, values: dict[str, Any], 
     assert why in refused(**{role: values})
 
 
+def test_a_file_in_the_folder_that_is_not_the_charts_is_refused_by_its_name(tmp_path: Path) -> None:
+    chart = tmp_path / "chart"
+    shutil.copytree(FOLDER, chart)
+    (chart / "__pycache__").mkdir(exist_ok=True)
+    (chart / "__pycache__" / "drain.cpython-311.pyc").touch()  # ours, and not packed
+    assert helm("template", "web", str(chart)).returncode == 0
+    for name in ("teams-url", "secrets/key"):
+        (chart / name).parent.mkdir(exist_ok=True)
+        (chart / name).write_text("https://example.org/hook")
+        assert f"{name} is in the chart's folder" in helm("template", "web", str(chart)).stderr
+        (chart / name).unlink()
+
+
 def test_a_drain_and_a_listen_on_the_same_nodes_and_two_relays_are_refused() -> None:
     off, on = {"enabled": False}, {"enabled": True}
     assert "drain has a listen of its own" in refused(forward=off, listen=on, drain=on)
@@ -704,7 +773,10 @@ def test_the_commands_of_the_readme_give_the_chart_what_it_takes(tmp_path: Path)
     for name in ("drain", "web", "db"):
         (tmp_path / f"{name}.toml").write_text("# mine")
     for command in commands:
-        done = helm("template", *shlex.split(re.sub(r"=(\w+\.toml)", rf"={tmp_path}/\1", command)))
+        done = helm(
+            "template",
+            *shlex.split(re.sub(r"=(?:\.\./)?(\w+\.toml)", rf"={tmp_path}/\1", command), comments=True),
+        )
         assert done.returncode == 0, done.stderr
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ from bridge.runtime.time import iso_utc
 from infra.kubernetes import drain
 from tests.support.consumers import SHORT_SLEEPS, Script
 from tests.support.imds_lab import ImdsLab
-from tests.support.kubernetes import BUDGET, KUBERNETES, NO_ANSWER, Answer, ApiServer, rights, status
+from tests.support.kubernetes import BUDGET, KUBERNETES, NO_ANSWER, Answer, ApiServer, Json, rights, status
 from tests.support.only import only
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.tls import Authority
@@ -174,7 +177,7 @@ def test_a_drain_that_is_ended_says_what_each_budget_needs_and_leaves_the_node_c
     output = ended(api, lambda: api.calls.count(EVICT) > 2)
     reason = f"429 {BUDGET} The disruption budget web needs 2 healthy pods and has 1 currently"
     left = f"shop/slow: terminating; shop/web: {reason}"
-    text = f"ended before the node was drained; evictions were asked for: 1; {left}"
+    text = f"ended before it was done; evictions were asked for: 1; {left}"
     assert output == [f"drain: {text}"]
     assert api.told == [
         ("EvictionRefused", f"It is asked for again: shop/web: {reason}"),
@@ -207,7 +210,7 @@ def test_a_drain_that_is_ended_before_it_asked_for_anything_says_that(api: ApiSe
     api.before["nodes", "get"] = answers(*[NO_ANSWER] * 100_000)
     output = ended(api, lambda: api.calls.count(("nodes", "get")) > 2)
     # what is tried meanwhile may print its error after that
-    assert "drain: ended before the node was drained; no eviction was asked for" in output
+    assert "drain: ended before it was done; no eviction was asked for" in output
     assert [reason for reason, _ in api.told] == ["NotDrained"]
 
 
@@ -285,6 +288,162 @@ def test_a_node_is_uncordoned_if_a_drain_of_this_version_or_the_one_before_has_c
     assert api.node["metadata"]["annotations"].pop("a") == "b"
     assert (api.is_cordoned, mark_of(api)) == (stays, "recovered")
     assert ("Uncordoned" in dict(api.told)) == (is_cordoned and not stays)
+
+
+def set_by(*managers: str) -> list[Json]:
+    """Return managedFields, as the API server has them, of who has set `unschedulable`, and of others."""
+    other: Json = {"manager": "kubelet", "fieldsV1": {"f:metadata": {"f:annotations": {}}}}
+    return [other, *({"manager": one, "fieldsV1": {"f:spec": {"f:unschedulable": {}}}} for one in managers)]
+
+
+def test_a_node_that_somebody_else_has_cordoned_since_stays_and_is_told(api: ApiServer, run: Run) -> None:
+    assert run()[0] == 0
+    assert api.managers == [drain.MANAGER]
+    api.node["metadata"]["managedFields"] = set_by("kubectl-cordon")
+    code, text = run("recover")
+    assert (code, api.is_cordoned, mark_of(api)) == (0, True, "recovered")
+    who = "cordoned by kubectl-cordon after the drain, or without one"
+    assert (
+        text == f"drain: node-0 was {who}: it is still unschedulable, and `kubectl uncordon` puts it back\n"
+    )
+    api.node["metadata"] |= {"annotations": dict(MARKED), "managedFields": set_by(drain.MANAGER)}
+    assert (run("recover")[0], api.is_cordoned) == (0, False)
+
+
+def test_a_node_whose_mark_was_removed_is_said_to_be_still_unschedulable(api: ApiServer, run: Run) -> None:
+    assert run()[0] == 0
+    del api.node["metadata"]["annotations"]
+    code, text = run("recover")
+    assert (code, api.is_cordoned) == (0, True)
+    assert "its mark was removed: it is still unschedulable, and `kubectl uncordon`" in text
+
+
+@pytest.mark.parametrize("is_cordoned", [False, True])
+@pytest.mark.parametrize("theirs", ["", "true"])
+def test_a_node_leaves_the_load_balancers_before_the_first_eviction_and_returns_unless_others_took_it_out(
+    api: ApiServer, run: Run, is_cordoned: bool, theirs: str
+) -> None:
+    labels = {drain.EXCLUDE: theirs} if theirs else {}
+    api.node["metadata"]["labels"] = {"a": "b", **labels}
+    api.touch_node(unschedulable=is_cordoned)
+    api.add("web")
+    before: list[str] = []
+    api.before[EVICT] = [lambda: before.append(api.node["metadata"]["labels"][drain.EXCLUDE])]
+    assert run(DRAIN_EXCLUDE_FROM_LOAD_BALANCERS="true")[0] == 0
+    assert before == [theirs or drain.MANAGER]
+    assert run("recover")[0] == 0
+    assert api.node["metadata"]["labels"] == {"a": "b", **labels}
+    assert api.is_cordoned == is_cordoned
+
+
+# The condition of the node.
+
+READY = {
+    "type": "Ready",
+    "status": "True",
+    "reason": "KubeletReady",
+    "lastTransitionTime": "2026-11-01T00:00:00Z",
+}
+DISK = {"type": "DiskPressure", "status": "False"}
+STATUS = ("nodes/status", "patch")
+REBOOT = {"EventId": "A1", "EventStatus": "Scheduled", "EventType": "Reboot", "Resources": ["WEB-0", "web-1"]}
+FREEZE = REBOOT | {"EventId": "F2", "EventType": "Freeze", "NotBefore": "Fri, 27 Nov 2026 02:00:00 GMT"}
+LATE = REBOOT | {"NotBefore": "Fri, 27 Nov 2026 03:00:02 GMT", "EventSource": "Platform"}
+STARTED = REBOOT | {"EventId": "S3", "EventStatus": "Started", "NotBefore": ""}
+
+
+@pytest.fixture
+def tell(api: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """Return a function that tells of a document with events; the node has conditions of its kubelet."""
+    api.rights |= {STATUS}
+    api.node["status"] = {"conditions": [dict(READY), dict(DISK)]}
+
+    def tell_once(*events: object, unreadable: int = 0, name: str = "web-0") -> tuple[int, str]:
+        document = {"DocumentIncarnation": 2, "Events": [*events]}
+        data = {"Document": document, "Unreadable": unreadable, "Vm": {"Name": name}}
+        monkeypatch.setattr(sys, "stdin", StringIO(json.dumps({"type": "document.changed", "data": data})))
+        return run("tell")
+
+    return tell_once
+
+
+def condition(api: ApiServer) -> tuple[str, str, str]:
+    """Return status, reason and message, if all conditions of the kubelet are as they were."""
+    *others, own = api.node["status"]["conditions"]
+    assert (others, own["type"]) == ([READY, DISK], drain.CONDITION)
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:]{8}Z", own["lastHeartbeatTime"])
+    return own["status"], own["reason"], own["message"]
+
+
+NONE = ("False", "NoScheduledEvent", "Scheduled events of this VM: 0; that cannot be read: 0")
+SOON = "EventId A1, EventStatus Scheduled, NotBefore Fri, 27 Nov 2026 03:00:02 GMT, EventSource Platform"
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        ([], NONE),
+        ([LATE | {"Resources": ["web-1"]}, 7], NONE),
+        ([LATE], ("True", "Reboot", f"{SOON}; later: 0")),
+        ([LATE | {"Resources": "_web-0"}], ("True", "Reboot", f"{SOON}; later: 0")),
+        ([LATE | {"Resources": []}], ("True", "Reboot", f"{SOON}; later: 0")),
+        (
+            [LATE, FREEZE],
+            (
+                *("True", "Freeze"),
+                "EventId F2, EventStatus Scheduled, NotBefore Fri, 27 Nov 2026 02:00:00 GMT, EventSource -; later: 1",
+            ),
+        ),
+        (
+            [FREEZE, STARTED],
+            ("True", "Reboot", "EventId S3, EventStatus Started, NotBefore -, EventSource -; later: 1"),
+        ),
+    ],
+)
+def test_the_condition_tells_of_the_earliest_event_of_this_vm_and_the_others_stay(
+    api: ApiServer, tell: Run, events: list[object], told: tuple[str, str, str]
+) -> None:
+    assert tell(*events)[0] == 0
+    assert condition(api) == told
+    assert [call for call in api.calls if call[1] != "get"] == [STATUS]
+    assert api.node["spec"] == {}
+
+
+def test_the_condition_is_unknown_while_an_event_cannot_be_read_or_may_be_of_this_vm(
+    api: ApiServer, tell: Run
+) -> None:
+    assert (tell(unreadable=1)[0], condition(api)[0]) == (0, "Unknown")
+    assert (tell(LATE | {"Resources": ["web-1"]}, name="")[0], condition(api)[0]) == (0, "True")
+
+
+def test_the_condition_keeps_the_time_of_its_last_transition_until_its_status_changes(
+    api: ApiServer, tell: Run
+) -> None:
+    def since() -> str:
+        return str(api.node["status"]["conditions"][-1]["lastTransitionTime"])
+
+    assert tell(LATE)[0] == 0
+    api.node["status"]["conditions"][-1]["lastTransitionTime"] = "2026-11-02T00:00:00Z"
+    assert (tell(STARTED)[0], since()) == (0, "2026-11-02T00:00:00Z")
+    assert (tell()[0], condition(api)) == (0, NONE)
+    assert since() > "2026-11-02"
+
+
+@pytest.mark.parametrize("given", ["", "[", "{}", '{"data": {"EventId": "A1"}}'])
+def test_what_is_no_document_is_said(run: Run, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO(given))
+    code, text = run("tell")
+    assert code == drain.FAILED
+    assert "expected on standard input: an event document.changed" in text or "Expecting value" in text
+
+
+def test_without_the_right_the_condition_is_tried_again_and_the_right_is_named(
+    api: ApiServer, tell: Run
+) -> None:
+    api.rights -= {STATUS}
+    code, text = tell(LATE)
+    assert (code, 'cannot patch resource "nodes/status"' in text) == (drain.FAILED, True)
+    assert api.node["status"]["conditions"] == [READY, DISK]
 
 
 @pytest.mark.parametrize("at", ["read", "changed"])
@@ -383,6 +542,21 @@ def test_with_force_pods_leave_in_the_last_third_without_a_cordon_and_else_never
     assert api.is_cordoned == (left is None)
 
 
+@pytest.mark.parametrize("force", [True, False])
+def test_a_cordon_that_is_refused_for_good_ends_the_drain_at_once_unless_force_waits_for_the_last_third(
+    api: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    api.add("web")
+    api.rights -= {CHANGE}
+    flags = ["--force"] if force else []
+    code, text = run("drain", *flags, seconds_left=900, IMDS_BRIDGE_EVENT_TYPE="Reboot")
+    assert (code, [*api.pods]) == (drain.FAILED, [] if force else ["web"])
+    assert 'cannot patch resource "nodes"' in text
+    assert [round(one, -1) for one in slept if one > drain.PAUSE_SECONDS] == ([600] if force else [])
+
+
 @pytest.mark.parametrize("command", ["drain", "recover"])
 def test_a_node_that_is_gone_needs_no_cordon_and_no_recover(api: ApiServer, run: Run, command: str) -> None:
     api.add("web")
@@ -395,12 +569,17 @@ def test_a_node_that_is_gone_needs_no_cordon_and_no_recover(api: ApiServer, run:
 def test_variables_take_force_away_and_add_cordon_only(api: ApiServer, run: Run) -> None:
     api.add("web")
     api.refusals["web"] = [DISRUPTION]
-    assert run("drain", "--force", seconds_left=11, DRAIN_FORCE="false")[0] == 0
-    assert (api.deletions, api.pods) == ([], {})
+    code, text = run("drain", "--force", seconds_left=11, DRAIN_FORCE="false")
+    assert (code, api.deletions, api.pods) == (0, [], {})
+    done = "pods that left: 1 (DRAIN_FORCE=false: no pod is deleted)"
+    assert text.endswith(f"node-0 is drained; {done}\n")
+    assert api.told[-1] == ("Drained", f"Drained for event {EVENT}; {done}")
     api.add("web")
-    assert run("drain", "--force", DRAIN_CORDON_ONLY="true")[0] == 0
-    assert [*api.pods] == ["web"]
-    assert api.told[-1][0] == "Cordoned"
+    code, text = run("drain", "--force", DRAIN_FORCE="", DRAIN_CORDON_ONLY="true")
+    assert (code, [*api.pods]) == (0, ["web"])
+    kept = "no pod is evicted (DRAIN_CORDON_ONLY=true)"
+    assert text == f"drain: node-0 is cordoned; {kept}\n"
+    assert api.told[-1] == ("Cordoned", f"Cordoned only, for event {EVENT}; {kept}")
 
 
 @pytest.mark.parametrize("variable", ["DRAIN_FORCE", "DRAIN_CORDON_ONLY"])
@@ -431,25 +610,6 @@ def test_a_node_that_is_only_to_be_cordoned_keeps_its_pods(api: ApiServer, run: 
     api.add("web")
     assert run("drain", "--cordon-only") == (0, "drain: node-0 is cordoned; no pod is evicted\n")
     assert (api.is_cordoned, api.evictions) == (True, [])
-
-
-@pytest.mark.parametrize(
-    ("event_status", "told"),
-    [("Scheduled", "Drained"), ("", ""), ("Started", ""), *((over, "NotUncordoned") for over in drain.OVER)],
-)
-def test_a_configuration_of_the_version_before_drains_uncordons_nothing_and_learns_the_new_lines(
-    api: ApiServer, run: Run, monkeypatch: pytest.MonkeyPatch, event_status: str, told: str
-) -> None:
-    monkeypatch.setattr(drain, "SERVICE_ACCOUNT", api.folder)
-    api.add("web")
-    if event_status != "Scheduled":
-        api.node["metadata"]["annotations"] = dict(BEFORE)
-        api.touch_node(unschedulable=True)
-    code, output = run("--force", IMDS_BRIDGE_EVENT_STATUS=event_status)
-    assert (code, api.is_cordoned) == (0, True)
-    assert 'run = [..., "drain.py", "drain"] and recover = [..., "drain.py", "recover"]' in output
-    assert [*dict(api.told)] == ([told] if told else [])
-    assert [*api.pods] == ([] if event_status == "Scheduled" else ["web"])
 
 
 def test_who_cordons_the_node_at_the_same_time_keeps_it_cordoned(api: ApiServer, run: Run) -> None:
@@ -485,7 +645,7 @@ def test_what_could_not_be_undone_is_tried_again_later(
 def test_the_readme_says_what_is_lost_and_names_every_kubernetes_event() -> None:
     text = (KUBERNETES / "README.md").read_text()
     told = set(re.findall(r'tell\("\w+", "(\w+)"', PROGRAM.read_text()))
-    assert len(told) == 7
+    assert len(told) == 6
     assert [reason for reason in told if f"`{reason}`" not in text] == []
     assert f"{drain.AT_ONCE} at a time" in text
     assert f"until {drain.SPARE_SECONDS:g} s before NotBefore" in text
@@ -537,10 +697,47 @@ def test_with_the_configuration_of_the_pod_a_node_is_drained_approved_and_uncord
 
 def test_the_listener_gives_the_switches_of_the_pod_to_the_drain(api: ApiServer) -> None:
     api.add("web")
-    with ImdsLab() as imds, listening(api, imds, DRAIN_CORDON_ONLY="true") as listen:
+    switches = {"DRAIN_CORDON_ONLY": "true", "DRAIN_EXCLUDE_FROM_LOAD_BALANCERS": "true"}
+    with ImdsLab() as imds, listening(api, imds, **switches) as listen:
         imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
         wait_until(lambda: imds.approvals, describe=lambda: listen)
-    assert (api.is_cordoned, [*api.pods], api.told[0][0]) == (True, ["web"], "Cordoned")
+        done = "no pod is evicted (DRAIN_CORDON_ONLY=true)"
+        assert done in listen.log.read_text()  # written before the approval
+    assert (api.is_cordoned, [*api.pods]) == (True, ["web"])
+    assert [(reason, text.partition("; ")[2]) for reason, text in api.told] == [("Cordoned", done)]
+    assert api.node["metadata"]["labels"] == {drain.EXCLUDE: drain.MANAGER}
+
+
+def test_the_listener_takes_force_away_and_says_so_in_its_log_and_the_event(api: ApiServer) -> None:
+    api.add("web")
+    api.refusals["web"] = [DISRUPTION]
+    with ImdsLab() as imds, listening(api, imds, DRAIN_FORCE="false") as listen:
+        imds.schedule(event_type="Preempt", resources=["web-0"], notice_seconds=drain.FORCE_SECONDS)
+        wait_until(lambda: imds.approvals, describe=lambda: listen)
+        done = "pods that left: 1 (DRAIN_FORCE=false: no pod is deleted)"
+        assert done in listen.log.read_text()  # written before the approval
+    assert api.deletions == []
+    assert (api.told[-1][0], api.told[-1][1].partition("; ")[2]) == ("Drained", done)
+
+
+def test_a_forward_with_the_sink_of_the_chart_tells_the_node_what_comes_and_that_it_is_over(
+    api: ApiServer,
+) -> None:
+    api.rights |= {STATUS}
+    api.node["status"] = {"conditions": [dict(READY), dict(DISK)]}
+    run = [sys.executable, str(PROGRAM), "tell", "--account", str(api.folder)]
+    types = ["io.imdsbridge.document.changed.v1"]
+    with ImdsLab() as imds:
+        given = {
+            "imds": {"endpoint": imds.url("web-0")},
+            "sinks": {"node_condition": {"kind": "exec", "run": run, "types": types}},
+        }
+        with Forward(api.folder / "forward", given, env=api.environment) as forward:
+            event = imds.schedule(event_type="Freeze", resources=["web-0"], notice_seconds=900)
+            wait_until(lambda: len(api.node["status"]["conditions"]) > 2, describe=lambda: forward)
+            wait_until(lambda: condition(api)[:2] == ("True", "Freeze"), describe=lambda: forward)
+            imds.complete(event)
+            wait_until(lambda: condition(api) == NONE, describe=lambda: forward)
 
 
 def test_a_cordon_that_is_on_its_way_when_its_event_is_canceled_conflicts(api: ApiServer) -> None:

@@ -197,7 +197,7 @@ def ended(run: Run) -> Result:
 def test_a_program_that_ignores_sigterm_is_killed_with_its_whole_group(file: Path) -> None:
     loop = "while :; do sleep 1; done"
     run = make(f"trap '' TERM; sh -c 'echo $$ > {file}; {loop}' & {loop}")
-    run.start()
+    run.start("run /bin/sh")
     pid = read_pid(file)
     assert ended(run).code == -9
     wait_until(lambda: not is_alive(pid))
@@ -209,7 +209,7 @@ def test_a_program_may_clean_up_after_sigterm_and_was_ended_all_the_same(
 ) -> None:
     monkeypatch.setattr("bridge.runtime.program.KILL_AFTER_SECONDS", LONG_SECONDS)
     run = make(f"trap 'echo cleaned; exit 0' TERM; echo $$ > {file}; while :; do sleep 0.01; done")
-    run.start()
+    run.start("run /bin/sh")
     read_pid(file)
     result = ended(run)
     assert (result.code, result.ended_by) == (0, "stop")
@@ -229,10 +229,10 @@ def test_the_end_and_the_output_of_a_program_are_logged_once_and_before_its_resu
         return True
 
     monkeypatch.setattr(caplog.handler, "filter", note)
-    run.start()
+    run.start("run /bin/sh")
     wait_until(lambda: run.result)
     record = only(caplog.records)
-    assert record.getMessage() == "/bin/sh has ended: exit code 1"
+    assert record.getMessage() == "run /bin/sh has ended: exit code 1"
     assert vars(record)["output"] == "no route to the load balancer"
     assert results_at_the_line == [None]
 
@@ -252,7 +252,7 @@ def test_a_program_that_no_thread_can_watch_is_ended_and_has_failed(
 
     monkeypatch.setattr("bridge.runtime.program.start_thread", start)
     run = make(f"sleep 0.2; touch {file}; sleep 3600")
-    run.start()
+    run.start("run /bin/sh")
     assert wait_until(lambda: run.result).fault == "it cannot be started: can't start new thread"
     assert run not in _running
     assert not file.exists()
@@ -275,7 +275,7 @@ from bridge.runtime import program
 program.KILL_AFTER_SECONDS, program._LAST_READ_SECONDS = {patience_seconds}, {LONG_SECONDS}
 command = ["/bin/sh", "-c", "echo $$ > {file}; {program}"]
 run = program.Run(command, b"", {{}}, timeout_seconds=3600)
-run.start()
+run.start("run /bin/sh")
 while not run._output:  # it is watched from now on
     time.sleep(0.01)
 """
@@ -296,11 +296,11 @@ def test_the_end_of_this_process_waits_until_a_run_has_logged_how_it_ended(
         write(*arguments, **named)
 
     monkeypatch.setattr(logging.Logger, "log", write_late)
-    make(f"echo $$ > {file}; sleep 60").start()
+    make(f"echo $$ > {file}; sleep 60").start("run /bin/sh")
     assert is_alive(read_pid(file))
     _end_all()
     assert [record.getMessage() for record in caplog.records] == [
-        "/bin/sh has ended: it was ended by imds-bridge"
+        "run /bin/sh has ended: it was ended by imds-bridge"
     ]
 
 
@@ -318,7 +318,7 @@ def test_the_end_of_this_process_waits_for_a_run_whose_thread_has_not_begun(
 
     monkeypatch.setattr("bridge.runtime.program.start_thread", start_late)
     run = make("sleep 60")
-    run.start()
+    run.start("run /bin/sh")
     _end_all()
     begin.join()
     assert run.result

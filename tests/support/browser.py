@@ -73,11 +73,13 @@ def _recorded_faults(page: Page, url: str) -> list[str]:
     return faults
 
 
-def axe_faults(page: Page) -> list[tuple[str, list[str]]]:
-    """Return what axe-core finds wrong on a page: the rules, and the elements."""
+def axe_faults(page: Page, *rules: str) -> list[tuple[str, list[str]]]:
+    """Return what axe-core finds wrong on a page: the rules, of all or of some, and the elements."""
     if not page.evaluate("Boolean(window.axe)"):
         # Not as a script element: the page's policy allows only its own.
         page.evaluate((node_modules(AXE) / "axe-core" / "axe.min.js").read_text(encoding="utf-8"))
-    options = {"rules": {"target-size": {"enabled": True}}}
+    options: dict[str, object] = {"rules": {"target-size": {"enabled": True}}}
+    if rules:
+        options["runOnly"] = {"type": "rule", "values": rules}
     found = page.evaluate("options => axe.run(options).then(found => found.violations)", options)
     return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found]

@@ -28,6 +28,7 @@ BUDGET = "Cannot evict pod as it would violate the pod's disruption budget."
 _PATHS = {
     ("GET", r"/api/v1/nodes/(?P<name>[^/]+)"): ("nodes", "get"),
     ("PATCH", r"/api/v1/nodes/(?P<name>[^/]+)"): ("nodes", "patch"),
+    ("PATCH", r"/api/v1/nodes/(?P<name>[^/]+)/status"): ("nodes/status", "patch"),
     ("GET", r"/api/v1/pods"): ("pods", "list"),
     ("POST", r"/api/v1/namespaces/shop/pods/(?P<name>[^/]+)/eviction"): ("pods/eviction", "create"),
     ("DELETE", r"/api/v1/namespaces/shop/pods/(?P<name>[^/]+)"): ("pods", "delete"),
@@ -65,6 +66,7 @@ class ApiServer:
         self.rights = rights()
         self.calls: list[tuple[str, str]] = []
         self._lock = threading.Lock()
+        self.managers: list[str] = []
         self.evictions: list[str] = []
         self.conflicts = 0
         self.deletions: list[str] = []
@@ -148,6 +150,7 @@ class ApiServer:
 
     def _patch_nodes(self, request: HttpRequest, **_: str) -> Answer:
         assert request.headers["content-type"] == "application/merge-patch+json"
+        self.managers.append(request.headers["user-agent"].partition("/")[0])
         patch = request.json()
         if patch["metadata"].pop("resourceVersion") != self.node["metadata"]["resourceVersion"]:
             self.conflicts += 1
@@ -158,6 +161,18 @@ class ApiServer:
         merge(self.node, patch)
         if json.dumps(self.node) != before:  # else the version stays
             self.touch_node()
+        return 200, self.node
+
+    def _patch_nodes_status(self, request: HttpRequest, **_: str) -> Answer:
+        """Change the status, and of metadata labels and annotations; leave the spec as it is."""
+        patch = {name: value for name, value in request.json().items() if name in ("status", "metadata")}
+        kind = request.headers["content-type"]
+        assert kind in ("application/merge-patch+json", "application/strategic-merge-patch+json")
+        if kind == "application/strategic-merge-patch+json":
+            found = self.node.get("status", {}).get("conditions", [])
+            patch["status"]["conditions"] = merge_list(found, patch["status"].get("conditions", []), "type")
+        merge(self.node, patch)
+        self.touch_node()
         return 200, self.node
 
     def _list_pods(self, request: HttpRequest) -> Answer:
@@ -223,6 +238,17 @@ def merge(target: Json, patch: Json) -> None:
             target.pop(name, None)
         else:
             target[name] = value
+
+
+def merge_list(found: list[Json], patch: list[Json], key: str) -> list[Json]:
+    """Return a list after a strategic merge patch: items are merged by a key, and `$patch: delete` removes one."""
+    items = {one[key]: dict(one) for one in found}
+    for one in patch:
+        if one.get("$patch") == "delete":
+            items.pop(one[key], None)
+        else:
+            merge(items.setdefault(one[key], {}), one)
+    return [*items.values()]
 
 
 class _Server(Server):

@@ -62,12 +62,13 @@ class MachineRun(Run):
 
     def __init__(self, machine: Machine, *given: Any, timeout_seconds: float) -> None:
         super().__init__(*given, timeout_seconds=timeout_seconds)
-        self._machine, self.is_asked_to_end = machine, False
+        self._machine, self.is_asked_to_end, self.name = machine, False, ""
         self.command, self.body, self.data = given
         self.timeout_seconds = timeout_seconds
 
-    def start(self) -> None:
+    def start(self, name: str) -> None:
         """Start nothing."""
+        self.name = name
         self._machine.on_start(self)
 
     def end(self) -> None:

@@ -145,7 +145,7 @@ def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
             },
         )
     event = scheduled_event(at)
-    since, detail = at - timedelta(hours=1), "/usr/local/bin/recover: exit code 1"
+    since, detail = at - timedelta(hours=1), "recover /usr/local/bin/recover: exit code 1"
     yield by.prepared(event, key="stay", seconds=12.5)
     yield by.of_work("recovered", event, since, {"DurationSeconds": 3.2})
     more = {"Reason": "RecoverFails", "Detail": detail}

@@ -1,4 +1,4 @@
-"""A Debian with systemd as process 1, in namespaces of its own on this machine and with its network."""
+"""A Debian with systemd as process 1, in namespaces on this machine, with its network or one of its own."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ COMMAND_SECONDS = 400.0  # an installation on a busy machine
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A Debian with what install.sh needs of it, the version of systemd that it claims, and whose Python it has."""
+    """A Debian with what it needs, the version of systemd that it claims, whose Python it has, and its network."""
 
     suite: str
     packages: tuple[str, ...]
     claimed_systemd: int | None = None
     borrowed_python: System | None = None  # its own is too old
+    has_own_network: bool = False
 
     def make(self) -> Path:
         """Return the folder of its files; skip if they cannot be made."""
@@ -53,7 +54,7 @@ class Machine:
 
     def __init__(self, root: Path, pid: int) -> None:
         self.root = root
-        self._enter = ["nsenter", "-t", str(pid), "-m", "-p", "-u", "-i", "-C", "--"]
+        self._enter = ["nsenter", "-t", str(pid), "-m", "-p", "-u", "-i", "-C", "-n", "--"]
 
     def try_to_do(self, command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a line of shell as root in it."""
@@ -113,7 +114,8 @@ def booted(system: System) -> Iterator[Machine]:
     kept = system.make()
     with TemporaryDirectory() as folder:
         log = Path(folder, "log")
-        with subprocess.Popen([ROOT / "tests/systemd/boot", kept, folder]) as boot:
+        network = ["--net"] if system.has_own_network else []
+        with subprocess.Popen([ROOT / "tests/systemd/boot", kept, folder, *network]) as boot:
             pid = wait_until(lambda: _find_systemd(boot))
             try:
                 machine = Machine(Path(f"/proc/{pid}/root"), pid)

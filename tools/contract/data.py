@@ -549,7 +549,7 @@ class ApprovalOutOfWorkData(_OfWorkData):
         "two hours. OtherVm: this disk comes from a VM that was out of work, and nothing is run.",
         *("RecoverFails", "TwoHours", "OtherVm"),
     )
-    Detail: str = _property("Details, as text for people.", "/usr/local/bin/recover: exit code 1")
+    Detail: str = _property("Details, as text for people.", "recover /usr/local/bin/recover: exit code 1")
     Vm: ReportingVm
 
 

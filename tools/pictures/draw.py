@@ -144,7 +144,7 @@ def draw_console(browser: Browser, folder: Path) -> None:
         found = re.search(r"http://\S+", process.stdout.readline())
         assert found
         for name, path in (("console-now", "/"), ("console-fleet", "/fleet")):
-            page = browser.new_page(viewport={"width": 1100, "height": 900}, timezone_id="Europe/Berlin")
+            page = browser.new_page(viewport={"width": 1280, "height": 900}, timezone_id="Europe/Berlin")
             page.goto(f"{found[0]}{path}")
             expect(page.locator("#live")).to_have_text("Live")
             page.screenshot(path=folder / f"{name}.png")

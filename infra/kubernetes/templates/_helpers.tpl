@@ -23,15 +23,24 @@
 
 {{- /* Refuse values that cannot work together. */}}
 {{- define "imds-bridge.refuse" }}
+{{- $ours := list ".helmignore" "README.md" "check.yaml" "kustomization.yaml" "namespace.yaml" "rules.yaml" "serviceaccounts.yaml" }}
+{{- range $role := list "forward" "listen" "drain" "relay" }}
+{{- $ours = concat $ours (list (printf "%s.yaml" $role) (printf "%s.toml" $role)) }}
+{{- end }}
+{{- range $file, $_ := .Files }}
+{{- if not (has $file $ours) }}
+{{- fail (printf "%s is in the chart's folder, so Helm would pack it and keep it in each release's Secret: move it elsewhere" $file) }}
+{{- end }}
+{{- end }}
 {{- $forward := .Values.forward }}
 {{- $drain := .Values.drain }}
 {{- if not (or $forward.enabled .Values.listen.enabled $drain.enabled .Values.relay.enabled) }}
 {{- fail "nothing is enabled: enable forward, listen, drain or relay" }}
 {{- end }}
 {{- $tag := .Values.image.tag }}
-{{- if and $drain.enabled (or $drain.cordonOnly (not $drain.force)) (not .Values.image.digest) (regexMatch "^v?[0-9]+[.][0-9]+[.][0-9]+" $tag) }}
+{{- if and $drain.enabled (or $drain.cordonOnly (not $drain.force) $drain.condition $drain.excludeFromLoadBalancers) (not .Values.image.digest) (regexMatch "^v?[0-9]+[.][0-9]+[.][0-9]+" $tag) }}
 {{- if semverCompare (printf "<%s" .Chart.AppVersion) $tag }}
-{{- fail (printf "image.tag: %s does not know the variables that drain.force=false and drain.cordonOnly=true set; use %s or later" $tag .Chart.AppVersion) }}
+{{- fail (printf "image.tag: %s does not know the variables that drain.force=false, cordonOnly, condition and excludeFromLoadBalancers set; use %s or later" $tag .Chart.AppVersion) }}
 {{- end }}
 {{- end }}
 {{- range $role := list "forward" "listen" }}
@@ -107,13 +116,20 @@
 {{- $_ := set $one "resources" (mergeOverwrite dict $one.resources (deepCopy $own.resources)) }}
 {{- end }}
 {{- range $index, $one := $pod.containers }}
-{{- $path := ternary list (list "--config" "/etc/imds-bridge/config.toml") (contains "\"--config" (toJson $own.extraArgs)) }}
-{{- $arguments := concat $one.args $path (ternary (list "--dry-run") list (and (eq $one.name "listen") $own.dryRun)) $own.extraArgs }}
+{{- $first := ternary (list (first $one.args)) $one.args (contains "\"--config" (toJson $own.extraArgs)) }}
+{{- $arguments := concat $first (ternary (list "--dry-run") list (and (eq $one.name "listen") $own.dryRun)) $own.extraArgs }}
 {{- $_ := set $one "args" $arguments }}
 {{- $switches := list }}
 {{- if eq $.role "drain" }}
 {{- if not $own.force }}{{ $switches = append $switches (dict "name" "DRAIN_FORCE" "value" "false") }}{{ end }}
 {{- if $own.cordonOnly }}{{ $switches = append $switches (dict "name" "DRAIN_CORDON_ONLY" "value" "true") }}{{ end }}
+{{- end }}
+{{- if and (eq $.role "drain") $own.excludeFromLoadBalancers }}{{ $switches = append $switches (dict "name" "DRAIN_EXCLUDE_FROM_LOAD_BALANCERS" "value" "true") }}{{ end }}
+{{- if and (eq $.role "drain") (eq $one.name "forward") $own.condition }}
+{{- /* A sink of forward by variables, so that it goes with existingConfigMap, too. */}}
+{{- $switches = append $switches (dict "name" "NODE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) }}
+{{- $sink := dict "KIND" "exec" "RUN" (list "/opt/imds-bridge/bin/python" "/opt/imds-bridge/drain.py" "tell" | toJson) "TYPES" (list "io.imdsbridge.document.changed.v1" | toJson) }}
+{{- range $key, $value := $sink }}{{ $switches = append $switches (dict "name" (printf "IMDS_BRIDGE__SINKS__NODE_CONDITION__%s" $key) "value" $value) }}{{ end }}
 {{- end }}
 {{- $env := concat ($one.env | default list) $switches $own.env }}
 {{- $port := "" }}
@@ -122,15 +138,19 @@
 {{- $env = append $env (dict "name" "IMDS_BRIDGE__METRICS__LISTEN" "value" (printf "0.0.0.0:%d" $port)) }}
 {{- $_ := set $one "ports" (list (dict "name" $one.name "containerPort" $port)) }}
 {{- else if and $pod.hostNetwork (ne $.role "drain") (not (contains "IMDS_BRIDGE__METRICS" (toJson $env))) }}
-{{- $metrics := regexFind `(?m)^\[metrics\][^\[]*?^listen *= *"(127\.0\.0\.1|0\.0\.0\.0|localhost):[0-9]+"` $.config }}
+{{- /* Without comments and strings of several lines, whose text is no table. */}}
+{{- $plain := regexReplaceAll `(?s)#[^\n]*|"""(?:\\.|[^\\])*?"""|'''.*?'''|("(?:\\.|[^"\\\n])*"|'[^'\n]*')` $.config "${1}" }}
+{{- $metrics := regexFind `(?m)^\[metrics\][^\[]*?^listen *= *"(127\.0\.0\.1|0\.0\.0\.0|localhost):[0-9]+"` $plain }}
 {{- with regexFind `[0-9]+"$` $metrics }}{{ $port = trimSuffix "\"" . | int }}{{ end }}
 {{- end }}
 {{- if $port }}
-{{- /* The kubelet asks by itself, since a program for each probe costs nine tenths of the CPU. */}}
-{{- range $probe, $path := dict "livenessProbe" "/livez" "readinessProbe" "/readyz" }}
-{{- $ask := merge (dict "path" $path "port" $port) (ternary (dict "host" "127.0.0.1") dict ($pod.hostNetwork | default false)) }}
-{{- $_ := set $one $probe (merge (dict "httpGet" $ask) (omit (get $one $probe) "exec")) }}
-{{- end }}
+{{- /*
+The kubelet asks by itself whether it is ready, since a program for each probe costs nine tenths of the CPU. Whether it
+is alive, a program finds out, which reads the status where another process has the port.
+*/}}
+{{- $env = append $env (dict "name" "IMDS_BRIDGE__METRICS__NEXT_PORT" "value" "false") }}
+{{- $ask := merge (dict "path" (printf "/readyz?role=%s" $one.name) "port" $port) (ternary (dict "host" "127.0.0.1") dict ($pod.hostNetwork | default false)) }}
+{{- $_ := set $one "readinessProbe" (merge (dict "httpGet" $ask) (omit $one.readinessProbe "exec")) }}
 {{- end }}
 {{- with $env }}{{ $_ := set $one "env" . }}{{ end }}
 {{- $_ := set $one "volumeMounts" (concat $one.volumeMounts $own.volumeMounts) }}

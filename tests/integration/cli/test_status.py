@@ -116,7 +116,7 @@ def test_the_document_countdowns_and_sinks_are_shown(process: Process, cli: Cli)
 
 LOOKED_AT = "twelve minutes ago"  # when the test runs, which is long after this file is read
 WAITS = {"EventId": "E-1", "Why": "waits for its turn behind web-3 (Reboot, in 4 min)", "NeedsPerson": False}
-HAS_FAILED = {"EventId": "E-2", "Why": "/drain has failed: exit code 1", "NeedsPerson": True}
+HAS_FAILED = {"EventId": "E-2", "Why": "run /drain has failed: exit code 1", "NeedsPerson": True}
 OUT = {"Since": "2026-11-20T12:15:00.000Z", "Why": "/recover runs", "IsHeld": True, "NeedsPerson": False}
 
 
@@ -151,10 +151,10 @@ def test_what_a_listener_has_written_is_shown(
     ("written", "expected"),
     [
         ({"commands": bus_status(last_error="closed")}, "nothing is received from sb://bus/q: closed"),
-        ({"auto": [WAITS, HAS_FAILED]}, "event E-2: /drain has failed: exit code 1"),
+        ({"auto": [WAITS, HAS_FAILED]}, "event E-2: run /drain has failed: exit code 1"),
         (
-            {"out_of_work": [{**OUT, "Why": "/recover has failed", "NeedsPerson": True}]},
-            "out of work since 2026-11-20T12:15:00.000Z: /recover has failed",
+            {"out_of_work": [{**OUT, "Why": "recover /recover has failed", "NeedsPerson": True}]},
+            "out of work since 2026-11-20T12:15:00.000Z: recover /recover has failed",
         ),
     ],
     ids=["receives nothing", "program has failed", "out of work"],

@@ -282,9 +282,9 @@ def arrive(seen: Shown, truth: Truth) -> None:
         seen.add(*arriving[:size], at=after(LATER))
         del arriving[:size]
     now, (last, before) = seen.clock.wall(), truth.expected
-    for places in (before | set(random.sample(sorted(last), len(last) // 2)), last):
+    for places, at in ((before | set(random.sample(sorted(last), len(last) // 2)), now - 1), (last, now)):
         vms = json.dumps([listed(truth.vms[place]) for place in places]).encode()
-        seen.store.add([read_expected(vms, now=now)], received_at=now)
+        seen.store.add([read_expected(vms, now=at)], received_at=at)
     dismissals = [
         dismissed(seen.event(name), by="ana", now=now, why="scaled in", hours=168) for name in truth.dismissed
     ]
@@ -297,15 +297,18 @@ def arrive(seen: Shown, truth: Truth) -> None:
     seen.store.add([act for one in found for act in restored(one, by="ben", now=now)], received_at=now)
 
 
-def import_both(seen: Shown, truth: Truth, own: list[bytes]) -> None:
-    """Make a store of an archive of all that arrived and of another console's export, in any order of commands."""
-    faults: list[str] = []
-    given = [([("", line) for line in truth.bodies], []), ([], [("", line) for line in own])]
-    if truth.random.random() < 0.5:
-        given.reverse()
-    for archive, exported in given:
-        now = seen.clock.wall()
-        import_events(seen.store, archive, own=exported, now=now, tell=faults.append)
+def import_all(seen: Shown, truth: Truth, own: list[bytes]) -> None:
+    """Make a store of all that arrived and of another console's export, in any order of files and commands."""
+    random, faults = truth.random, list[str]()
+    files = [(truth.bodies[at::3], False) for at in range(3)] + [(own, True)]
+    random.shuffle(files)
+    while files:
+        given, files = files[:2], files[2:]  # of one command
+        archives, owned = (
+            [("", line) for lines, is_own in given if is_own == wanted for line in lines]
+            for wanted in (False, True)
+        )
+        import_events(seen.store, archives, own=owned, now=seen.clock.wall(), tell=faults.append)
     assert not faults
 
 
@@ -323,7 +326,7 @@ def test_a_random_fleet_is_shown_as_it_is_in_every_order_and_from_an_archive(
                 arrive(seen, truth)
                 own = [*export_own(folder / "console.db")]
             else:
-                import_both(seen, truth, own)
+                import_all(seen, truth, own)
             for now in (LATER, NEXT_DAY):
                 seen.clock.advance(after(now).timestamp() - seen.clock.wall())
                 events, watches, missing = found_in(seen, truth)

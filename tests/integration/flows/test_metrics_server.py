@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from http.client import HTTPConnection
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -23,13 +24,14 @@ from tests.support.status import process_status
 class Served:
     """A server with the status that it shows."""
 
-    def __init__(self, listen: str = "127.0.0.1:0", *, role: str = "forward", last: str = "") -> None:
+    def __init__(self, listen: str = "127.0.0.1:0", *, role: str = "forward", **more: Any) -> None:
         self.host = listen.rpartition(":")[0].strip("[]")
         self.clock = MovedClock()
         self.status = process_status(self.clock.now())
         registry = CollectorRegistry()
         Meter(registry, ["ops"])
-        self.server = MetricsServer(listen, role=role, registry=registry, clock=self.clock)
+        last = more.pop("last", "")
+        self.server = MetricsServer(listen, role=role, registry=registry, clock=self.clock, **more)
         self.server.start(lambda: self.status, last=last)
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str, bytes]:
@@ -119,6 +121,23 @@ def test_an_address_that_cannot_be_used_is_noted_and_changes_nothing_else(
     assert foreign.server.error == (
         "there are no metrics: 192.0.2.1:9464 cannot be listened on: Cannot assign requested address"
     )
+
+
+def test_where_a_probe_asks_the_port_the_second_role_takes_no_other_and_the_first_answers_for_itself_alone(
+    four_ports: int,
+) -> None:
+    listen = f"127.0.0.1:{four_ports}"
+    first = Served(listen, next_port=False)
+    second = Served(listen, role="listen", next_port=False, last=f"127.0.0.1:{four_ports + 1}")
+    why = f"there are no metrics: {listen} cannot be listened on: Address already in use"
+    assert (second.server.address, second.server.error) == ("", why)
+    for path in ("/livez", "/readyz"):
+        assert [first.get(f"{path}{role}")[0] for role in ("", "?role=forward", "?role=listen")] == [
+            200,
+            200,
+            404,
+        ]
+    first.server.close()
 
 
 def test_ipv6_is_served() -> None:

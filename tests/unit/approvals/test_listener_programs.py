@@ -84,8 +84,11 @@ def test_after_any_other_end_there_is_a_receipt_with_the_reason_and_the_program_
         rig.run(2)
         assert len(rig.machine.running) == 1
         shown = only(rig.listener.status().auto or ())
-        assert (shown.Why, shown.NeedsPerson) == (f"{DRAIN} has failed, and is tried again: {detail}", True)
-    assert reasons(rig) == [("Rejected", "not_prepared", f"{DRAIN}: {detail}")]
+        assert (shown.Why, shown.NeedsPerson) == (
+            f"run {DRAIN} -v has failed, and is tried again: {detail}",
+            True,
+        )
+    assert reasons(rig) == [("Rejected", "not_prepared", f"run {DRAIN}: {detail}")]
     assert (rig.imds.posts, rig.prepared(), rig.programs) == ([], [], {"failed": 3})
     rig.restart()
     rig.end_programs(wait=1)

@@ -110,7 +110,7 @@ def test_an_event_that_leaves_in_the_middle_of_the_program_recovers_after_the_pr
     event = rig.announce()
     rig.remove(event, wait=4)
     assert (rig.machine.names, len(rig.machine.asked_to_end), rig.receipts()) == ([DRAIN], 1, [])
-    assert out_of_work(rig)[0].Why == f"until {DRAIN} has ended"
+    assert out_of_work(rig)[0].Why == f"until run {DRAIN} has ended"
     rig.end_programs(wait=1)
     assert rig.machine.names == [DRAIN, RECOVER]
 
@@ -216,9 +216,9 @@ def test_recover_is_repeated_with_longer_pauses_and_needs_a_person_until_it_work
         rig.end_programs(wait=1, code=1)
     assert rig.machine.names == [DRAIN] + [RECOVER] * 4
     data = only(told(rig, "outofwork"))
-    expected = (event, "RecoverFails", f"{RECOVER}: exit code 1")
+    expected = (event, "RecoverFails", f"recover {RECOVER}: exit code 1")
     assert (data["EventId"], data["Reason"], data["Detail"]) == expected
-    assert f"{RECOVER} has failed 4 time(s): exit code 1" in urgent(rig).replace(r"\\", "\\")
+    assert f"recover {RECOVER} has failed 4 time(s): exit code 1" in urgent(rig).replace(r"\\", "\\")
     rig.run(60)
     rig.end_programs()
     assert (urgent(rig), len(told(rig, "recovered"))) == ("[]", 1)
@@ -423,8 +423,30 @@ def test_a_vm_that_is_out_of_work_for_two_hours_without_an_event_is_told_once(
     reasons: list[OutOfWorkReason] = [one["Reason"] for one in told(rig, "outofwork")]
     assert reasons == ["TwoHours"]
     assert rig.machine.names == [DRAIN] + [RECOVER] * (not is_dry_run)
-    assert out_of_work(rig)[0].Why == ("dry run: nothing is run" if is_dry_run else f"{RECOVER} runs")
+    assert out_of_work(rig)[0].Why == ("dry run: nothing is run" if is_dry_run else f"recover {RECOVER} runs")
     assert "out of work" in urgent(rig)
+
+
+def test_log_and_status_name_a_program_with_its_arguments_and_what_is_published_without(
+    make_rig: MakeListener, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    query = "http://127.0.0.1/{}?key=1"
+    rig = make_rig(run=[DRAIN, query.format("out")], recover=[RECOVER, query.format("in")])
+    event = rig.prepare()
+    rig.remove(event, wait=1)
+    rig.end_programs(wait=1, code=1)
+    rig.clock.advance(7200)
+    rig.run(1)
+    run, recover = f"run {DRAIN} http://127.0.0.1/out?***", f"recover {RECOVER} http://127.0.0.1/in?***"
+    assert [one.name for one in rig.machine.runs] == [run, *[recover] * (len(rig.machine.runs) - 1)]
+    assert {f"{run} starts", f"{recover} starts"} <= {one.getMessage() for one in caplog.records}
+    assert out_of_work(rig)[0].Why == f"{recover} has failed 1 time(s): exit code 1"
+    details = [one["Detail"] for one in told(rig, "outofwork")]
+    assert details == [
+        f"recover {RECOVER}: exit code 1",
+        f"recover {RECOVER} has failed 1 time(s): exit code 1",
+    ]
 
 
 def test_recover_that_a_stop_has_ended_runs_again_and_counts_as_no_failure(rig: ListenerRig) -> None:

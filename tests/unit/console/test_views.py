@@ -70,7 +70,7 @@ def bars(lines: list[Wave], window: str = "24h") -> list[now.Bar]:
     ("change", "words"),
     [
         ({}, "no event"),
-        ({"missing": 3, "waiting": 12}, "no event, 12 waiting, 3 missing"),
+        ({"missing": 3, "waiting": 12}, "no event, 12 events waiting, 3 missing"),
         ({"watch": "silent", "alive_at": AT - 7200}, "silent 2 h"),
         ({"watch": "unreachable", "unreachable_since": AT - 180}, "no IMDS 3 min"),
         ({**WITH_EVENT, "starts_at": AT + 600, "due": "1h"}, "Reboot in 10 min"),
@@ -234,7 +234,7 @@ def test_the_tiles_count_what_they_link_to() -> None:
         (1, "in progress", "2 VMs", "/?group=shop&due=started"),
         (2, "within 1 h", "2 VMs", "/?group=shop&due=1h"),
         (1, "later", "1 VM, 1 by users", "/?group=shop&due=later"),
-        (3, "not watched", "1 has an event", "/fleet?group=shop&status=unwatched"),
+        (3, "not watched", "1 with an event", "/fleet?group=shop&status=unwatched"),
         (13, "VMs", "4 with events", "/fleet?group=shop"),
     ]
 

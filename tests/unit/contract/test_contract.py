@@ -14,7 +14,6 @@ from bridge.contract.types import (
 )
 from bridge.events.builder import END_STATUS
 from bridge.lab import rendering
-from infra.kubernetes import drain
 from tools.contract.data import DATA
 from tools.contract.generate import NAMES_FILE, names, properties, schemas, text_of
 
@@ -45,8 +44,8 @@ def test_a_property_is_known_if_a_model_has_its_name() -> None:
     assert [name for name in KNOWN + UNKNOWN if is_property(name)] == KNOWN
 
 
-def test_the_lab_and_the_drain_know_the_same_versions_types_and_statuses() -> None:
+def test_the_lab_knows_the_same_versions_types_and_statuses() -> None:
     assert {**rendering.TYPE_SINCE, **rendering.FIELD_SINCE} == FIRST_VERSIONS
     assert {API_VERSION, *FIRST_VERSIONS.values()} <= {*rendering.EVENT_VERSIONS}
     assert KNOWN_VALUES["EventType"] == rendering.EVENT_TYPES
-    assert drain.OVER == tuple(END_STATUS.values()) == KNOWN_VALUES["EventStatus"][-len(END_STATUS) :]
+    assert tuple(END_STATUS.values()) == KNOWN_VALUES["EventStatus"][-len(END_STATUS) :]

@@ -39,6 +39,7 @@ def test_a_listener_without_a_bus_is_ready() -> None:
         ("listen", {"last_good_at": iso_utc(NOW - timedelta(seconds=31))}, "is 31 s old"),
         ("listen", {"commands": {"from": "sb://q", "last_error": "gone"}}, "from sb://q: gone"),
         ("relay", {"relay": {"from": "sb://q", "last_error": "gone"}}, "from sb://q: gone"),
+        ("relay", {"metrics_error": "there are no metrics: no port"}, "there are no metrics: no port"),
         ("forward", {"storage_error": "disk full"}, "the state cannot be written: disk full"),
     ],
 )
@@ -88,7 +89,6 @@ def test_a_sink_that_retries_needs_nobody_before_the_limit() -> None:
             "instance data is missing or incomplete, so approvals may wait: no answer",
         ),
         ({"program_faults": ["/drain: no"]}, "^a program cannot be started by this process: /drain: no$"),
-        ({"metrics_error": "there are no metrics: no port"}, "^there are no metrics: no port$"),
     ],
 )
 def test_what_delays_notices_or_hides_alerts_needs_a_person_although_the_process_is_ready(

@@ -26,7 +26,9 @@ DATA = {
 def test_a_program_gets_the_event_and_no_secret_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.setenv("LANG", "C.UTF-8")
-    monkeypatch.setenv("NODE_NAME", "node-0")
+    of_the_pod = ("NODE_NAME", "DRAIN_FORCE", "DRAIN_CORDON_ONLY", "DRAIN_EXCLUDE_FROM_LOAD_BALANCERS")
+    for name in of_the_pod:
+        monkeypatch.setenv(name, "given")
     monkeypatch.setenv("STATE_DIRECTORY", "/state/programs")
     for name in ("AZURE_CLIENT_SECRET", "IMDS_BRIDGE__SINKS__OPS__URL", "NOTIFY_SOCKET", "LD_PRELOAD"):
         monkeypatch.setenv(name, "secret")
@@ -40,8 +42,12 @@ def test_a_program_gets_the_event_and_no_secret_of_this_process(monkeypatch: pyt
         "IMDS_BRIDGE_SECONDS_LEFT": "0",  # NotBefore has passed
         "IMDS_BRIDGE_RESOURCES": "web-0,web-1",
     }
-    names = ("PATH", "LANG", "NODE_NAME", "STATE_DIRECTORY")
-    assert [got[name] for name in names] == ["/bin", "C.UTF-8", "node-0", "/state/programs"]
+    assert [got[name] for name in ("PATH", "LANG", "STATE_DIRECTORY")] == [
+        "/bin",
+        "C.UTF-8",
+        "/state/programs",
+    ]
+    assert {got[name] for name in of_the_pod} == {"given"}
 
 
 def test_values_that_no_environment_can_have_are_left_out_or_shortened() -> None:
