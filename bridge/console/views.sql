@@ -37,13 +37,18 @@ CREATE TEMP VIEW witness AS
 SELECT event_id AS key, event.at, vm.folded FROM event JOIN sighting ON sighting.id = event.sighting JOIN vm ON vm.id = sighting.vm
 WHERE event_id <> '' AND kind LIKE 'scheduledevent.%';
 CREATE TEMP VIEW start AS
-SELECT *, iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at FROM scheduled;
+SELECT *, iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
+    event_type IN ('Preempt', 'Terminate') AS is_deletion FROM scheduled;
+-- The events that were put away, and nothing has brought back.
+CREATE TEMP VIEW hidden AS
+SELECT what AS key FROM moment CROSS JOIN away CROSS JOIN scheduled ON scheduled.key = what
+WHERE covers >= heard AND seen >= last_change_at AND until > moment.at;
 CREATE TEMP VIEW open_now AS
 SELECT scheduled.*, starts_at, due, urgency, event, vms, prepared FROM current CROSS JOIN scheduled USING (key);
 CREATE TEMP VIEW event_now AS
 SELECT scheduled.*,
     iif(is_open, ifnull((SELECT due FROM current WHERE current.key = scheduled.key),
-        (SELECT iif(covers >= heard AND seen >= last_change_at AND until > moment.at, 'away', 'left') FROM moment LEFT JOIN away ON what = key)), 'ended') AS due,
+        iif(EXISTS (SELECT 1 FROM hidden WHERE hidden.key = scheduled.key), 'away', 'left')), 'ended') AS due,
     (SELECT count(*) FROM affected WHERE affected.key = scheduled.key
         AND folded IN (SELECT folded FROM witness WHERE witness.key = scheduled.key AND at >= first_seen_at)) AS seen,
     (SELECT count(DISTINCT folded) FROM witness WHERE witness.key = scheduled.key AND at >= first_seen_at
