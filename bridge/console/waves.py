@@ -94,19 +94,19 @@ def waves(events: Iterable[OpenRow]) -> list[Wave]:
 
     An event whose start is unknown is alone.
     """
-    kinds: dict[tuple[str, ...], list[tuple[float, int, OpenRow]]] = defaultdict(list)
-    for place, event in enumerate(events):
-        start = math.inf if event.starts_at is None else event.starts_at
-        kinds[event.kind].append((start, place, event))
-    found: list[list[tuple[int, OpenRow]]] = []
-    for some in kinds.values():
+    given, kinds = [*events], defaultdict(list)
+    starts = [math.inf if event.starts_at is None else event.starts_at for event in given]
+    for place, event in enumerate(given):
+        kinds[event.kind].append(place)
+    found: list[list[int]] = []
+    for places in kinds.values():
         last = -math.inf
-        for start, place, event in sorted(some):
-            if not start - last <= WAVE_SECONDS:  # also between unknown ones: it is no number then
+        for place in sorted(places, key=starts.__getitem__):
+            if not starts[place] - last <= WAVE_SECONDS:  # of two unknown ones, it is not a number
                 found.append([])
-            found[-1].append((place, event))
-            last = start
-    return [Wave(tuple(event for _, event in some)) for some in sorted(map(sorted, found))]
+            found[-1].append(place)
+            last = starts[place]
+    return [Wave(tuple(given[place] for place in some)) for some in sorted(map(sorted, found))]
 
 
 def with_rows(store: sqlite3.Connection, found: Sequence[Wave], wanted: Filter) -> list[Wave]:
