@@ -147,10 +147,11 @@ def folders_of_programs(config: Path | None, state: Path) -> dict[str, str]:
     own = state.absolute() / "programs"
     with suppress(OSError):  # a full disk: a program that needs it says so
         own.mkdir(parents=True, exist_ok=True)
-    secrets = os.environ.get("CREDENTIALS_DIRECTORY") or (
-        config and str(config.absolute().parent / "secrets")
-    )
-    return {"STATE_DIRECTORY": str(own), **({"CREDENTIALS_DIRECTORY": secrets} if secrets else {})}
+    found = {"STATE_DIRECTORY": str(own)}
+    if config and not os.environ.get("CREDENTIALS_DIRECTORY"):
+        beside = config.absolute().parent  # where a unit before systemd 250 has copies of them
+        found["CREDENTIALS_DIRECTORY"] = str(beside / "secrets" if (beside / "secrets").is_dir() else beside)
+    return found
 
 
 def _tests_of_programs(config: Config, role: Role) -> Callable[[], Sequence[str]]:

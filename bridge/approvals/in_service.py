@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from asyncio import IncompleteReadError, LimitOverrunError, StreamReader, StreamWriter
+from collections import deque
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from http import HTTPStatus
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from bridge.approvals.receipts import stored_state
@@ -24,10 +28,12 @@ log = logging.getLogger(__name__)
 
 PATH = "/in-service"
 ALSO_SECONDS = 1.0
+AGAIN_SECONDS = 1.0
 # What one client may take, and how many are answered at a time: the port is open to the network.
 REQUEST_SECONDS, REQUEST_BYTES, MOST_REQUESTS = 3.0, 4096, 32
 
 
+@dataclass(eq=False)
 class InService:
     """Serves `/in-service` from a thread of its own, and nothing else.
 
@@ -40,36 +46,50 @@ class InService:
         is_in_work: returns without waiting whether this VM is in work: as it is recorded, until a listener knows it.
     """
 
-    def __init__(
-        self, settings: InServiceSettings, approvals: ApprovalSettings, *, dry_run: bool = False
-    ) -> None:
-        self._settings = settings
-        self._approvals = approvals
-        self._dry_run = dry_run
-        self.is_in_work: Callable[[], bool] = lambda: True
+    settings: InServiceSettings
+    approvals: ApprovalSettings
+    _: KW_ONLY
+    dry_run: bool = False
+    is_in_work: Callable[[], bool] = field(init=False)
 
     def start(self, outbox: Outbox) -> None:
-        """Serve until the process ends; if the address cannot be used, only log that: the VM matters more."""
-        state = stored_state(outbox, self._approvals, dry_run=self._dry_run)
-        self.is_in_work = lambda: self._dry_run or state.is_in_work
-        family, address = socket_address(self._settings.listen)
-        try:
-            listening = socket.create_server(address, family=family)
-        except OSError as error:
-            text = "%s has no answer for load balancers: %s cannot be listened on: %s"
-            log.error(text, PATH, self._settings.listen, error.strerror)  # noqa: TRY400 - it says all
-            return
-        log.info("%s answers load balancers", PATH, extra={"port": listening.getsockname()[1]})
-        start_thread("in-service", lambda: asyncio.run(self._serve(listening)))
+        """Serve until the process ends; while the address cannot be used, try again: the VM matters more."""
+        state = stored_state(outbox, self.approvals, dry_run=self.dry_run)
+        self.is_in_work = lambda: self.dry_run or state.is_in_work
+        start_thread("in-service", lambda: asyncio.run(self._serve(self._listen())))
+
+    def _listen(self) -> socket.socket:
+        """Return what listens, once it can: another process may leave the port, and an address come at a boot."""
+        family, address = socket_address(self.settings.listen)
+        is_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        said = ""
+        while True:
+            try:
+                listening = socket.create_server(address, family=family, dualstack_ipv6=is_both)
+            except OSError as error:
+                text = f"{self.settings.listen} cannot be listened on, and is tried again: {error.strerror}"
+                if text != said:
+                    log.error("%s has no answer for load balancers: %s", PATH, text)  # noqa: TRY400 - it says all
+                said = text
+                time.sleep(AGAIN_SECONDS)
+            else:
+                log.info("%s answers load balancers", PATH, extra={"port": listening.getsockname()[1]})
+                return listening
 
     async def _serve(self, listening: socket.socket) -> None:
-        places = asyncio.Semaphore(MOST_REQUESTS)
+        asking = deque[asyncio.Task[Any]]()
 
         async def answer(reader: StreamReader, writer: StreamWriter) -> None:
-            if not places.locked():
-                async with places:
-                    await self._answer(reader, writer)
-            writer.close()
+            task = cast("asyncio.Task[Any]", asyncio.current_task())
+            asking.append(task)
+            if len(asking) > MOST_REQUESTS:  # the one that hangs longest makes room
+                asking.popleft().cancel()
+            try:
+                await self._answer(reader, writer)
+            finally:
+                writer.close()
+                if task in asking:
+                    asking.remove(task)
 
         server = await asyncio.start_server(answer, sock=listening, limit=REQUEST_BYTES)
         await server.serve_forever()
@@ -91,7 +111,7 @@ class InService:
             return HTTPStatus.NOT_FOUND, "unknown"
         if not self.is_in_work():
             return HTTPStatus.SERVICE_UNAVAILABLE, "out-of-service"
-        if self._settings.also and not await _is_well(self._settings.also):
+        if self.settings.also and not await _is_well(self.settings.also):
             return HTTPStatus.SERVICE_UNAVAILABLE, "unhealthy"
         return HTTPStatus.OK, "in-service"
 

@@ -43,6 +43,7 @@ COMMAND, DRY_COMMAND = "command", "dry-command"
 EVENTS, KNOWN = STATE, "events"  # for ever, and kept in place where only memory has it
 NOTED_SECONDS = 60.0  # how often it is noted when the document was read, if nothing else is
 STAY = "stay"  # of the version before
+RECOVERED = "io.imdsbridge.approval.recovered.v1"
 BY_RULE = "imds-bridge, by an auto rule"
 
 
@@ -62,6 +63,7 @@ class Receipts:
         self._identity = parts.identity
         self._clock = parts.clock
         self._meter = parts.meter
+        self._parts = parts
         self._dry_run = dry_run
         self._kind = DRY_COMMAND if dry_run else COMMAND
         self._refusals = MinuteLimit(REFUSED_RECEIPTS_PER_MINUTE)
@@ -153,11 +155,13 @@ class Receipts:
         log.info(text, decision.outcome, decision.reason, extra=more)
 
     def recovered(self, owed: Owed, *, fault: str, seconds: float | None, is_last: bool) -> None:
-        """Count a program that has put the VM back to work; publish the last one, also where a person did it."""
+        """Count a program that has put the VM back to work; publish the last one, also where a person did it.
+
+        It is logged once `status` says so, too.
+        """
         if seconds is not None:
             self._meter.recovered("failed" if fault else "succeeded")
         if is_last and not fault:
-            log.info("the VM is back at work")
             more = {"DurationSeconds": seconds and round(seconds, 3)}
             self._events.append(self._identity.reporter().of_work("recovered", owed.event, owed.since, more))
 
@@ -267,6 +271,9 @@ class Receipts:
         self._start_batch()
         if events or records:
             self._outbox.commit(events, records=records)
+        if any(event.type == RECOVERED for event in events):
+            self._parts.show_status()
+            log.info("the VM is back at work")
         if self._receiver:
             for message, settlement in settlements:
                 self._receiver.settle(message, settlement)

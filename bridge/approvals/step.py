@@ -29,7 +29,7 @@ from bridge.approvals.state import (
     titled,
 )
 from bridge.approvals.turns import deadline, give_turns
-from bridge.config.approvals import AutoSettings
+from bridge.config.approvals import AutoSettings, leaving
 from bridge.imds.diff import GRACE_SECONDS, is_reset
 from bridge.imds.document import STARTED, ScheduledEvent
 from bridge.runtime.time import iso_utc
@@ -393,9 +393,10 @@ def load_state(
         recovers: the `recover` of each `run`.
         is_lost: records were lost.
     """
-    found = dict[Argv, Owed]()
+    found, nothing = dict[Argv, Owed](), leaving(0)["recover"]
     for one in OWED.validate_python(owed):
-        recover = recovers.get(one.run, one.recover)
+        is_nothing = one.recover[1:] == nothing[1:]  # whose Python may be another one by now
+        recover = nothing if is_nothing else recovers.get(one.run, one.recover)
         other = found.get(recover, one)
         keys, since = one.keys | other.keys, min(one.since, other.since)
         found[recover] = replace(one, recover=recover, keys=keys, since=since)

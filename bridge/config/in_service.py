@@ -26,6 +26,6 @@ class InServiceSettings(Settings):
     @field_validator("also")
     @classmethod
     def _check_also(cls, value: str) -> str:
-        if value.startswith("https:"):
+        if value.lower().startswith("https:"):
             raise ValueError("expected http://address: it is asked on this VM, without TLS")
         return check_url(value, allow_http=True) if value else ""

@@ -17,8 +17,9 @@ from bridge import __version__
 from bridge.config.console import ConsoleSettings
 from bridge.config.models import Config, find_exposed
 from bridge.config.values import socket_address
-from bridge.console.app import Web
+from bridge.console.app import application
 from bridge.console.approve import Approvals, Sessions
+from bridge.console.base import Web
 from bridge.console.bus import BusInput
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live
@@ -112,7 +113,7 @@ class Console:
             approvals=approvals,
             sessions=approvals or Sessions(key),
         )
-        self._server = _server(web.app())
+        self._server = _server(application(web))
         self._started_at = self._clock.now()
 
     def run(self, signals: Signals) -> int:

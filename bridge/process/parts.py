@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
@@ -84,6 +84,7 @@ class Parts:
         self.role = role
         self.clock = Clock()
         self.stop = Stop()
+        self.show_status: Callable[[], object] = lambda: None  # once there is a process
         self.sinks = sinks_of(config, role)
         # A faulty template must end the process before it publishes; other sinks are built after the first poll.
         self._checked = build_sinks({name: one for name, one in self.sinks.items() if one.is_chat_format})

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from bridge import __version__
@@ -76,6 +76,8 @@ class Process:
         self._trial = Trial(parts, flow.find_program_faults)
         self._stalled: list[str] = []
         self._dispatchers: list[Dispatcher] = []
+        self._showing = Lock()
+        parts.show_status = self._show_status
 
     def run(self) -> int:
         """Run until a signal comes or a thread ends; return the exit code.
@@ -160,7 +162,7 @@ class Process:
         self._join(senders, deadline)
         left = {name: count for name, count in self._outbox.backlogs().items() if count}
         # A supervisor also stops what hangs: that is no stop by a person.
-        self._write_status(self._status(running=not why or bool(self._stalled)))
+        self._show_status(running=not why or bool(self._stalled))
         if self._parts.metrics:
             self._parts.metrics.close()
         is_stored = self._outbox.close()
@@ -193,7 +195,7 @@ class Process:
             seconds = round(jump, 1)
             log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})
             self._parts.meter.jumped()
-        self._write_status(self._status())
+        self._show_status()
 
     def _check_progress(self) -> None:
         """Report to the supervisor that the process works, but only while every loop makes progress."""
@@ -228,8 +230,12 @@ class Process:
             flow=self._flow.status(),
         )
 
+    def _show_status(self, *, running: bool = True) -> None:
+        """Replace the status file and the supervisor's line. Any thread may call it."""
+        with self._showing:
+            self._write_status(self._status(running=running))
+
     def _write_status(self, status: Status) -> None:
-        """Replace the status file and the supervisor's line."""
         if self._supervisor.is_there:
             from bridge.process.status import headline  # noqa: PLC0415 - only a supervisor needs it
 

@@ -4,4 +4,7 @@ import os
 import sys
 import time
 
-time.sleep(min(float(sys.argv[1]), float(os.environ["IMDS_BRIDGE_SECONDS_LEFT"])))
+SPARE_SECONDS = 2.0  # to be known as prepared, and approved, before the event starts
+
+left_seconds = float(os.environ["IMDS_BRIDGE_SECONDS_LEFT"]) - SPARE_SECONDS
+time.sleep(max(0.0, min(float(sys.argv[1]), left_seconds)))

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from bridge.cli.main import COMMANDS
+from bridge.config.in_service import InServiceSettings
 from bridge.config.loader import load
 from bridge.runtime.threads import STALL_SECONDS
 from tests.support.only import only
@@ -61,12 +62,17 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["console", "listen", "relay"])
-def test_the_units_differ_in_nothing_but_their_role_and_the_consoles_port(role: str) -> None:
+def test_the_units_differ_in_nothing_but_their_role_and_their_ports(role: str) -> None:
     def settings(of: str) -> list[str]:
         lines = re.sub(rf"(?<=[ /-]){of}\b", "ROLE", unit(of).read_text()).splitlines()
         return [line for line in lines if not line.startswith(("#", "Description=", "SocketBindAllow="))]
 
     assert settings(role) == settings("forward")
+
+
+def test_a_load_balancer_reaches_the_listener_where_it_answers_by_default() -> None:
+    port = InServiceSettings().listen.rpartition(":")[2]
+    assert f"\nSocketBindAllow=tcp:{port}\n" in unit("listen").read_text()
 
 
 def test_a_unit_exposes_little_runs_a_command_and_waits_longer_than_a_loop_may_be_silent() -> None:

@@ -8,8 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 
+from bridge.approvals.in_service import MOST_REQUESTS
 from tests.support.imds_lab import ImdsLab
 from tests.support.ports import free_port
 from tests.support.process import (
@@ -84,6 +86,7 @@ def test_a_load_balancer_learns_at_once_that_a_vm_leaves_and_when_it_is_back(
         imds.complete(event)
         probe.wait_for("200 in-service")
         listen.wait_for_log("the VM is back at work")
+        assert listen.current_status()["out_of_work"] == []
 
 
 def test_an_application_that_is_not_well_is_not_hidden(imds: ImdsLab, tmp_path: Path) -> None:
@@ -112,7 +115,7 @@ def test_nothing_else_is_served_and_nobody_keeps_others_waiting(imds: ImdsLab, t
     probe = Probe()
     with listening(tmp_path, imds.url("web-0"), probe):
         probe.wait_for("200 in-service")
-        hanging = [socket.create_connection(("127.0.0.1", probe.port)) for _ in range(8)]
+        hanging = [socket.create_connection(("127.0.0.1", probe.port)) for _ in range(MOST_REQUESTS + 8)]
         answer = probe.raw(b"GET /in-service HTTP/1.1\r\nHost: web-0\r\n\r\n")
         head, _, body = answer.partition(b"\r\n\r\n")
         names = {line.partition(b":")[0] for line in head.splitlines()[1:]}
@@ -127,3 +130,22 @@ def test_nothing_else_is_served_and_nobody_keeps_others_waiting(imds: ImdsLab, t
             with connection:
                 connection.settimeout(LIMIT_SECONDS)
                 assert connection.recv(1) == b""
+
+
+def test_a_port_that_cannot_be_had_at_the_start_is_listened_on_later(imds: ImdsLab, tmp_path: Path) -> None:
+    probe = Probe()
+    with (
+        socket.create_server(("127.0.0.1", probe.port)) as other,
+        listening(tmp_path, imds.url("web-0"), probe) as listen,
+    ):
+        listen.wait_for_log("cannot be listened on, and is tried again")
+        other.close()
+        probe.wait_for("200 in-service")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
+def test_any_ipv6_address_is_any_ipv4_address_too(imds: ImdsLab, tmp_path: Path) -> None:
+    probe = Probe()
+    probe.address = f"[::]:{probe.port}"
+    with listening(tmp_path, imds.url("web-0"), probe):
+        wait_until(lambda: probe.raw(b"GET /in-service HTTP/1.1\r\n\r\n").endswith(b"in-service"))

@@ -201,6 +201,7 @@ class BusRig:
             imds=imds,
             outbox=self.outbox,
             clock=self.clock,
+            show_status=lambda: None,
             stop=self.stopping,
             identity=identity,
             meter=NoMeter(),

@@ -25,7 +25,8 @@ from bridge.config.approvals import ApprovalSettings
 from bridge.config.console import ConsoleSettings
 from bridge.config.models import Config
 from bridge.console import rows
-from bridge.console.app import Web
+from bridge.console.app import application
+from bridge.console.base import Web
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live
 from bridge.console.metrics import Figures, new_registry
@@ -310,7 +311,7 @@ def web_of(store: Store, clock: Clock) -> Web:
 async def ask(web: Web, paths: Sequence[str], shown: str | None = None) -> dict[str, httpx.Response]:
     """Return the answers at some addresses, for an open page that shows some parts; an error is raised."""
     headers = {} if shown is None else {"X-Shown": shown}
-    transport = httpx.ASGITransport(web.app())
+    transport = httpx.ASGITransport(application(web))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return {path: await client.get(path, headers=headers) for path in paths}
 

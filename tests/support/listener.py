@@ -198,6 +198,7 @@ class ListenerRig:
             imds=self.imds,
             outbox=self.outbox,
             clock=self.clock,
+            show_status=lambda: None,
             stop=self.stop,
             identity=identity,
             meter=SimpleNamespace(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.console import app
+from bridge.console import base
 from bridge.console.api import DOCUMENT
 from bridge.console.process import _listen
 from bridge.outbox.state_dir import StateFolder
@@ -40,7 +40,7 @@ def pages(get: Callable[[str], Any], path: str, rows: str) -> Iterator[list[Any]
     """Yield the rows of an answer, and of each that it leads to."""
     while path:
         answer = get(path)
-        assert len(answer[rows]) <= app.PAGE_CELLS
+        assert len(answer[rows]) <= base.PAGE_CELLS
         yield answer[rows]
         path = answer["next"]
 
@@ -134,7 +134,7 @@ def test_an_answer_names_the_next_page_until_everything_was_sent(
         return [json.dumps(row[key]) for page in pages(get, f"/api/v1/{path}", rows) for row in page]
 
     everything = read()
-    monkeypatch.setattr(app, "PAGE_CELLS", 1)
+    monkeypatch.setattr(base, "PAGE_CELLS", 1)
     assert read() == everything != []
 
 
@@ -149,7 +149,7 @@ def test_rows_that_come_and_go_between_two_pages_repeat_and_hide_no_other(
     reboots = [event(vm.name, vms=[vm.name]) for vm in vms]
     seen.add(*(vm.change("scheduled", one) for vm, one in zip(vms, reboots, strict=True)))
     before = {row[key] for row in get(f"/api/v1/{path}")[rows]}
-    monkeypatch.setattr(app, "PAGE_CELLS", 1)
+    monkeypatch.setattr(base, "PAGE_CELLS", 1)
     found: list[str] = []
     for page in pages(get, f"/api/v1/{path}?after=", rows):
         found += [row[key] for row in page]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from bridge.console import app, live
+from bridge.console import base, live
 from bridge.console.rows import DAY
 from bridge.formats.cloudevents import binary
 from bridge.http.signing import sign
@@ -627,7 +627,7 @@ def test_a_wave_is_a_line_that_opens_and_closes_and_pages_like_all_events(seen: 
 
 
 def test_the_cells_of_a_large_fleet_have_pages(seen: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "PAGE_CELLS", 3)
+    monkeypatch.setattr(base, "PAGE_CELLS", 3)
     seen.add(*(FleetVm(f"web-{number}", f"g{number // 2}").heartbeat(backlog=2) for number in range(5)))
     first, second = seen.page("/fleet"), seen.page("/fleet?page=2")
     assert [page.count('class="cell ') for page in (first, second)] == [3, 2]

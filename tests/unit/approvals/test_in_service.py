@@ -123,3 +123,15 @@ def test_leave_seconds_are_programs_that_take_turns_and_are_owed(make_listener: 
     assert {"run": tuple(run.command), "recover": rule.recover} == leaving(20)
     assert "bridge" not in "".join(rule.recover[1:])  # the version before may have to run it
     assert (rule.run_timeout_seconds, rig.listener.is_in_work()) == (50, False)
+
+
+def test_what_leave_seconds_owe_is_put_back_by_the_python_of_this_process(
+    make_listener: MakeListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", program("python3.11"))
+    rig = make_listener(policy={}, auto=[{"leave_seconds": 20}])
+    event = rig.prepare()
+    monkeypatch.setattr("sys.executable", program("python3.12"))
+    rig.restart(auto=(), wait=2)
+    rig.remove(event, wait=2)
+    assert rig.machine.names[1:] == [program("python3.12")]

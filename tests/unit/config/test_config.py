@@ -430,7 +430,7 @@ RULES = "[[approvals.auto]]\ngroup = true\n[approvals.policy]\nallow = [{}, { ev
             "[[approvals.auto]]\ntimeout_seconds = 5",
             ["approvals.auto[0].timeout_seconds: did you mean run_timeout_seconds?"],
         ),
-        ("[metrics]\nport = 9464", ["metrics.port: expected listen"]),
+        ("[metrics]\nport = 9464", ["metrics.port: expected listen, next_port"]),
         (stdout(scop="all", zzz=1), ["sinks.ops.scop: did you mean scope?", "sinks.ops.zzz: unknown key"]),
     ],
 )

@@ -109,6 +109,7 @@ FAULTS = [
     ("in_service.listen = '8084'", "in_service.listen: ", "expected an address and a port"),
     ("in_service.listen = ''", "in_service.listen: ", "expected an address and a port"),
     ("in_service.also = 'https://127.0.0.1/'", "in_service.also: ", "expected http://address"),
+    ("in_service.also = 'HTTPS://127.0.0.1/'", "in_service.also: ", "expected http://address"),
     ("in_service.also = '/health'", "in_service.also: ", "expected a URL"),
     *(
         (f"{TURNS}{more}]", "approvals.auto[1].recover: ", "expected none, as the rule before it")
