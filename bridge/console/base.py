@@ -91,6 +91,7 @@ class Web:
             "version": request.state.version,
             "mine": filter_of(request).only(*rows.OF_PLACE).query(),
             "settings": self.settings,
+            "is_unsent": "unsent" in request.query_params,
             "ingest_url": f"{self.settings.public_url or self.address}/ingest",
         }
         text = _templates().get_template(template).render(common, **context)
