@@ -450,7 +450,9 @@ def test_the_page_of_an_event_of_700_vms_is_small(seen: Shown) -> None:
     seen.add(
         *(vms[0].change("updated", event("wide", vms=names, minutes=20 + at), after(at)) for at in range(50))
     )
+    seen.add(*(vm.prepared(wide, after(60)) for vm in vms))
     page = seen.page(page_of("wide"))
+    assert "Prepared 13:01 UTC, the last of 479 more" in text_of(page)
     assert "588 more VMs: a filter by name brings its VMs first" in page
     assert re.search(r"\d+ more CloudEvents: earlier ones, all in the download", page)
     assert len(page.encode()) < 200_000
