@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from bridge.arguments import FAILED, OK, add_flag, complete, json_lines, load_config, other_file
-from bridge.cli.config import warnings
+from bridge.cli.config import listens, warnings
 from bridge.cli.trial import try_to_store
 from bridge.cli.units import find_units
 from bridge.config.approvals import ApprovalSettings
@@ -64,7 +64,8 @@ def configure(command: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     try:
         config = load_config(arguments)
-        show("asking IMDS, for at most 15 s, and each sink ...", stream=sys.stderr)
+        imds = "IMDS, for at most 15 s, and " * _is_for_a_vm(config)
+        show(f"asking {imds}what the configuration names ...", stream=sys.stderr)
         findings = check(config, send=arguments.send)
     except ConfigError as error:
         findings = [Finding("configuration", "FAIL", one, f"correct {error.source}") for one in error.faults]
@@ -111,10 +112,11 @@ def check(config: Config, *, send: bool = False) -> list[Finding]:
         "state": _states(config),
         "outbox": _left_sinks(config),
         "metrics": _metrics(config) if config.metrics.listen else (),
-        "imds": _imds(config) if _needs_imds(config) else (),
-        "sinks": _sinks(config, send=send),
-        "approvals": _approvals(config, config.approvals) if config.approvals else (),
+        "imds": _imds(config) if _is_for_a_vm(config) else (),
+        "sinks": _sinks(config, send=send) if config.relay or _is_for_a_vm(config) else (),
+        "approvals": _approvals(config, config.approvals) if config.approvals and listens(config) else (),
         "relay": _relay(config) if config.relay else (),
+        "console": _console(config) if config.console else (),
     }
     return [finding for name, probe in probes.items() for finding in _guarded(name, name, probe)]
 
@@ -130,9 +132,9 @@ def _guarded(name: str, section: str, probe: Iterable[Finding]) -> Iterator[Find
         yield Finding(name, "FAIL", redact(f"{kind}{error}"), _remedy(error, section))
 
 
-def _needs_imds(config: Config) -> bool:
-    # With [relay] alone it is a relay's configuration, and its machine need not be an Azure VM.
-    return config.approvals is not None or config.relay is None
+def _is_for_a_vm(config: Config) -> bool:
+    # With [relay] or [console] alone it is theirs, and its machine need not be an Azure VM; a console has no sinks.
+    return listens(config) or not (config.relay or (config.console and not config.sinks))
 
 
 def configured_roles(config: Config) -> Iterator[str]:
@@ -142,12 +144,10 @@ def configured_roles(config: Config) -> Iterator[str]:
 
 
 def _described_roles(config: Config) -> Iterator[str]:
-    if _needs_imds(config) or StateFolder(config.state_dir / "forward").path.exists():
+    if _is_for_a_vm(config) or StateFolder(config.state_dir / "forward").path.exists():
         yield "forward"
-    if config.approvals:
-        yield "listen"
-    if config.relay:
-        yield "relay"
+    others = {"listen": listens(config), "relay": config.relay, "console": config.console}
+    yield from [role for role, is_described in others.items() if is_described]
 
 
 def _permissions(config: Config) -> Iterator[Finding]:
@@ -168,7 +168,7 @@ def _states(config: Config) -> Iterator[Finding]:
         judged = (_state(one, config.path) for one in [folder])
         found = [*_guarded(f"state {role}", "state_dir", judged)]
         yield from found
-        if all(one.result != "FAIL" for one in found):
+        if role != "console" and all(one.result != "FAIL" for one in found):
             yield from _trial(folder)
 
 
@@ -408,7 +408,7 @@ _REMEDIES: dict[tuple[int | str, ...], str] = {
         "make the folder writable for this user, or set state_dir; until then events are kept in memory only"
     ),
     ("StateError",): "",
-    ("UsageError",): "correct the sinks that it names",
+    ("UsageError",): "correct what it names",
 }
 """How to fix an error, by its number of the system, its HTTP status, or the name of its cause or its class."""
 
@@ -449,3 +449,10 @@ def _relay(config: Config) -> Iterator[Finding]:
     from bridge.azure.bus_receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
 
     yield Finding("relay", "ok", try_to_receive(relay_settings(config), what="events"))
+
+
+def _console(config: Config) -> Iterator[Finding]:
+    from bridge.console.trial import trials  # noqa: PLC0415 - only a console has its packages
+
+    for name, trial in trials(config, _existing(config.state_dir / "console")):
+        yield from _guarded(name, name, (Finding(name, "ok", one()) for one in (trial,)))

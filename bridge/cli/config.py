@@ -102,7 +102,7 @@ def warnings(config: Config) -> Iterator[tuple[str, str, str]]:
         if "digest_seconds" in sink.model_fields_set and not config.relay:
             text = f"sinks.{name}.digest_seconds: only a relay gathers messages, and there is no [relay]"
             yield name, text, "leave it out, or use the sink in the configuration of `imds-bridge relay`"
-    for text in config.approvals.warnings() if config.approvals else ():
+    for text in config.approvals.warnings() if config.approvals and listens(config) else ():
         yield "approvals", f"approvals.{text}", "change it, unless this is what you want"
     for variable in config.policy_variables if config.approvals else ():
         text = f"approvals: the environment variable {variable} sets what may be approved"
@@ -110,6 +110,11 @@ def warnings(config: Config) -> Iterator[tuple[str, str, str]]:
     for part, key, event_type in _event_types(config):
         if lack := config.imds.lack(event_type):
             yield part, f"{key}: {lack}", "set a newer api_version in [imds], or leave the value out"
+
+
+def listens(config: Config) -> bool:
+    """Return whether it configures a listener; a console's [approvals] has no rules, and names only the bus."""
+    return config.approvals is not None and (config.console is None or any(config.approvals.rules()))
 
 
 def _event_types(config: Config) -> Iterator[tuple[str, str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,15 +12,18 @@ from functools import partial
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
+from prometheus_client import CollectorRegistry, Counter
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bridge.config.console import ConsoleSettings, IngestSettings
+from bridge.config.console import ConsoleSettings, IngestSettings, ProxySettings
 from bridge.config.values import is_loopback
 from bridge.http.signing import signature_fault
-from bridge.runtime.time import Clock
+from bridge.runtime.time import Clock, RepeatLimit
+
+log = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[str, str]]
 _EASY_AUTH = "x-ms-client-principal"
@@ -59,12 +63,16 @@ class Guard:
         settings: ConsoleSettings,
         clock: Clock,
         refuse: Callable[[Request, HTTPStatus, str, Mapping[str, str] | None], Response],
+        registry: CollectorRegistry,
     ) -> None:
-        """Guard `app`; `refuse` makes the answer of an error."""
+        """Guard `app`; `refuse` makes the answer of an error, `registry` gets a metric."""
         self._app = app
         self._settings = settings
         self._clock = clock
         self._refuse = refuse
+        text = "Requests whose sender is not known: they were answered with 401."
+        self._unknown = Counter("imds_bridge_console_unauthenticated", text, registry=registry)
+        self._log_limit = RepeatLimit(clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -91,14 +99,18 @@ class Guard:
         path = request.url.path
         if path in _OPEN or path.startswith("/static/"):
             return None
-        fault, ingest = "You are not signed in; reload the page.", self._settings.ingest
+        fault, ingest = "", self._settings.ingest
         if path in _OF_PROGRAMS and ingest.bearer_token and "authorization" in request.headers:
             fault = sender_fault(ingest, request.headers, b"", self._clock.now())
             if not fault:
                 return None
         person = request.state.person = sign_in(self._settings, _headers(request))
         if person is None:
-            return HTTPStatus.UNAUTHORIZED, fault, None
+            self._unknown.inc()
+            if (proxy := self._settings.proxy) and self._log_limit.is_due():
+                reason = fault or proxy_fault(proxy, _headers(request))
+                log.warning("a request is answered with 401, and perhaps others: %s", reason)
+            return HTTPStatus.UNAUTHORIZED, fault or "You are not signed in; reload the page.", None
         text = "You are signed in, but in none of the groups that may look."
         return None if person.is_viewer else (HTTPStatus.FORBIDDEN, text, None)
 
@@ -185,14 +197,24 @@ def _host_name(host: str) -> str:
 
 def _from_proxy(settings: ConsoleSettings, headers: Headers) -> tuple[str, set[str]] | None:
     proxy = settings.proxy
-    if proxy is None:
+    if proxy is None or proxy_fault(proxy, headers):
         return None
+    groups = _single(headers, proxy.groups_header.lower()) or ""
+    user = _single(headers, proxy.user_header.lower()) or ""
+    return user, {group.strip() for group in groups.split(",")} - {""}
+
+
+def proxy_fault(proxy: ProxySettings, headers: Headers) -> str:
+    """Say what is missing of what an authenticating proxy has to send, "" if nothing is.
+
+    Raises:
+        OSError, ValueError: the secret's file cannot be read.
+    """
     secret = _single(headers, proxy.secret_header.lower())
     if not secret or not hmac.compare_digest(secret.encode(), proxy.secret.read().encode()):
-        return None
+        return f"{proxy.secret_header} is not the secret of [console.proxy]; both ends need the same one"
     user = _single(headers, proxy.user_header.lower())
-    groups = _single(headers, proxy.groups_header.lower()) or ""
-    return (user, {group.strip() for group in groups.split(",")} - {""}) if user else None
+    return "" if user else f"the proxy's secret is right, but {proxy.user_header} names nobody"
 
 
 class _Claim(BaseModel):

@@ -66,7 +66,7 @@ def application(web: Web) -> ASGIApp:
         ),
         Route(f"{event}/approve", partial(forms.approve, web), methods=["POST"]),
         # After a sign-in, a form that was sent with an expired session comes back as GET.
-        *(Route(path, to_page) for path in (*put_away, f"{event}/approve")),
+        *(Route(path, partial(to_page, unsent="1")) for path in (*put_away, f"{event}/approve")),
         *(
             Route(f"{root}/{name}", partial(api.take_order, web, read), methods=[method])
             for name, read, method in orders
@@ -90,7 +90,9 @@ def application(web: Web) -> ASGIApp:
     )
     found.router.redirect_slashes = False
     refuse = partial(_error, web)
-    guard = Guard(GZipMiddleware(found), settings=web.settings, clock=web.clock, refuse=refuse)
+    guard = Guard(
+        GZipMiddleware(found), settings=web.settings, clock=web.clock, refuse=refuse, registry=web.registry
+    )
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         # Before the store is read: an open page never fetches a version again that it seems to show.

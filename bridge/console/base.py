@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -89,6 +91,7 @@ class Web:
             "version": request.state.version,
             "mine": filter_of(request).only(*rows.OF_PLACE).query(),
             "settings": self.settings,
+            "is_unsent": "unsent" in request.query_params,
             "ingest_url": f"{self.settings.public_url or self.address}/ingest",
         }
         text = _templates().get_template(template).render(common, **context)
@@ -227,6 +230,7 @@ def _templates() -> Environment:
         "joined": story.write_names,
         "impact": story.impact_text,
         "segment": lambda value, safe="": quote(value, safe=safe),
+        "code": lambda text: Markup(html.escape(text, quote=False)),  # noqa: S704 - outside of an attribute
     }
     environment.globals |= {"static_url": static_url, "app_version": __version__, "away_hours": forget.HOURS}
     return environment

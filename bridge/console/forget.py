@@ -131,9 +131,8 @@ def away(store: sqlite3.Connection) -> list[Away]:
     """Return what people and programs have put away and nothing has brought back, the newest first."""
     acts = store.execute(
         "SELECT what, away.at, until, person, why FROM moment, away LEFT JOIN vm ON vm.id = what "
-        "LEFT JOIN scheduled ON key = what WHERE until > moment.at AND iif(vm.id IS NULL, "
-        "is_open AND covers >= scheduled.heard AND seen >= last_change_at, left_at = 0) "
-        "ORDER BY away.at DESC, what"
+        "WHERE until > moment.at AND iif(vm.id IS NULL, EXISTS (SELECT 1 FROM hidden JOIN scheduled USING (key) "
+        "WHERE key = what AND is_open), left_at = 0) ORDER BY away.at DESC, what"
     ).fetchall()
     names = json.dumps([row["what"] for row in acts])
     of_name = "SELECT value FROM json_each(?)"

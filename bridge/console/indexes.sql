@@ -15,7 +15,9 @@ CREATE INDEX IF NOT EXISTS scheduled_by_end ON scheduled (ended_at) WHERE ended_
 -- With every column that the VMs are counted by.
 CREATE INDEX IF NOT EXISTS vm_by_leaving ON vm (left_at, alive_at, heartbeat_at, is_stopped, unreachable_since, expected,
     waiting, place, scope, tags);
-CREATE INDEX IF NOT EXISTS vm_by_place ON vm (place);
+-- With every column by which it is decided who watches the VMs that an event names.
+CREATE INDEX IF NOT EXISTS vm_by_place ON vm (place, left_at, alive_at, heartbeat_at, is_stopped, unreachable_since, expected,
+    scope);
 CREATE INDEX IF NOT EXISTS vm_by_name ON vm (folded);
 CREATE INDEX IF NOT EXISTS vm_by_scope ON vm (scope, natural);
 CREATE INDEX IF NOT EXISTS vm_expected ON vm (left_at) WHERE expected = 1;

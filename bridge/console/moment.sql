@@ -5,39 +5,24 @@ DELETE FROM current;
 DELETE FROM named;
 -- An event that deletes its VM may never be reported as ended, one whose VMs are all gone or put away neither. One with
 -- unknown NotBefore may start at any time.
-INSERT INTO current
-WITH open AS MATERIALIZED (
-    SELECT key, event_type IN ('Preempt', 'Terminate') AS is_deletion, event_type IN program AS has_programs, status, started_at, not_before, moment.at AS now,
-        iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
-        max(ifnull(not_before, started_at), ifnull(started_at, not_before)) AS over_at
-    FROM moment CROSS JOIN scheduled INDEXED BY scheduled_current WHERE is_open AND NOT EXISTS (
-        SELECT 1 FROM away WHERE what = key AND covers >= heard AND seen >= last_change_at AND until > moment.at)
-    AND max(last_change_at, ifnull(not_before, 0)) > away
-    AND iif(event_type IN ('Preempt', 'Terminate'), max(last_change_at, ifnull(not_before, 0)), 9e99) > moment.at - 86400
-), known AS MATERIALIZED (
-    SELECT open.key, affected.folded, alive_at, watch <> 'left' AND (is_deletion OR watch <> 'gone') AS remains
-    FROM open CROSS JOIN affected USING (key) CROSS JOIN sign USING (place)
-), told AS MATERIALIZED (
-    SELECT open.*, (SELECT count(*) FROM affected WHERE affected.key = open.key) AS vms,
-        ifnull((SELECT max(alive_at) FROM known WHERE known.key = open.key), 0) AS heard_at,
-        ifnull((SELECT max(remains) OR count(DISTINCT folded) < (SELECT count(*) FROM affected WHERE affected.key = open.key)
-            FROM known WHERE known.key = open.key), 1) AS remains
-    FROM open
-), due AS MATERIALIZED (
-    SELECT told.*, CASE
-        WHEN is_deletion AND over_at < now - 300 AND heard_at <= over_at + 300 THEN 4
+INSERT INTO current (key, urgency, starts_at, event, vms, prepared)
+SELECT key, CASE
+        WHEN is_deletion AND EXISTS (SELECT 1 FROM deletion WHERE deletion.key = start.key AND over_at < moment.at - 300
+            AND over_at >= ifnull((SELECT max(alive_at) FROM affected CROSS JOIN sign USING (place)
+                WHERE affected.key = start.key), 0) - 300) THEN 4
         WHEN status = 'Started' THEN 1
-        WHEN not_before < now - 300 THEN 0
-        WHEN not_before >= now + 3600 THEN 3
-        ELSE 2 END AS urgency
-    FROM told WHERE remains
-)
-SELECT key, CASE urgency WHEN 0 THEN 'overdue' WHEN 1 THEN 'started' WHEN 2 THEN '1h' WHEN 3 THEN 'later' ELSE 'gone' END,
-    urgency, starts_at, iif(status = 'Started', 'Started', 'Scheduled'), vms,
-    iif(has_programs, (SELECT count(*) FROM readiness JOIN affected USING (key, folded)
-        WHERE readiness.key = due.key AND state = 'prepared'
+        WHEN not_before < moment.at - 300 THEN 0
+        WHEN not_before >= moment.at + 3600 THEN 3
+        ELSE 2 END,
+    starts_at, iif(status = 'Started', status, 'Scheduled'), (SELECT count(*) FROM affected WHERE affected.key = start.key) AS vms,
+    iif(event_type IN program, (SELECT count(*) FROM readiness JOIN affected USING (key, folded)
+        WHERE readiness.key = start.key AND state = 'prepared'
         AND (status <> 'Started' OR prepared_at <= ifnull(started_at, 9e99))), NULL)
-FROM due;
+FROM moment CROSS JOIN start WHERE is_open AND NOT EXISTS (SELECT 1 FROM hidden WHERE hidden.key = start.key)
+AND max(last_change_at, ifnull(not_before, 0)) > away
+AND iif(event_type IN ('Preempt', 'Terminate'), max(last_change_at, ifnull(not_before, 0)), 9e99) > moment.at - 86400
+AND (vms = 0 OR EXISTS (SELECT 1 FROM affected WHERE affected.key = start.key AND ifnull(
+    (SELECT max(watch <> 'left' AND (is_deletion OR watch <> 'gone')) FROM sign WHERE sign.place = affected.place), 1)));
 INSERT OR IGNORE INTO named
 SELECT affected.place, key, urgency, event, CASE
         WHEN prepared IS NULL THEN ''

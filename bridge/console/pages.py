@@ -30,7 +30,9 @@ def show_now(web: Web, request: Request) -> Response:
     of_place = wanted.only(*rows.OF_PLACE)
     silent = replace(of_place, status="unwatched")
     with web.store.reading() as store:
-        dues, types = rows.count_due(store, wanted), rows.count_types(store)
+        of_tiles, types = wanted.only("type", "source", *rows.OF_PLACE), rows.count_types(store)
+        tiles = rows.count_due(store, of_tiles)
+        dues = tiles if of_tiles == wanted else rows.count_due(store, wanted)
         every, away = rows.every_open(store, wanted), forget.away(store)
         found, asked = waves.waves(every), request.query_params.get("wave", "")
         opened = waves.wave_of(found, asked) or waves.wave_after(found, rows.find_event(store, asked))
@@ -55,9 +57,7 @@ def show_now(web: Web, request: Request) -> Response:
             "may_approve": web.approvals is not None and person.is_approver,
             "token": web.sessions.token(session_of(request), person) if person.is_approver else "",
             "is_empty": not (everything or shown),
-            "tiles": now.tiles(
-                rows.count_due(store, wanted.only("type", "source", *rows.OF_PLACE)), counts, wanted
-            ),
+            "tiles": now.tiles(tiles, counts, wanted),
             "timeline": now.timeline(shown, at - at % now.STEP_SECONDS, window),
             "windows": now.WINDOWS,
             "rows": shown,

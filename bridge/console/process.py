@@ -84,7 +84,7 @@ class Console:
         self._folder = StateFolder(Path(config.state_dir) / "console")
         away_seconds = (self.settings.put_away_days or 1e6) * DAY
         self._store = open_store(self._folder, self._clock, away_seconds)
-        self._socket = _listen(self.settings.listen)
+        self._socket = listen_on(self.settings.listen)
         host, port = self._socket.getsockname()[:2]  # asked now: the server closes it before its last answers
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self.stop, self._settled, self._drained = Stop(), Stop(), Stop()
@@ -203,7 +203,13 @@ class Console:
     def _metrics_server(self, config: Config, registry: CollectorRegistry) -> MetricsServer | None:
         if not config.metrics.listen:
             return None
-        return MetricsServer(config.metrics.listen, role="console", registry=registry, clock=self._clock)
+        return MetricsServer(
+            config.metrics.listen,
+            role="console",
+            registry=registry,
+            clock=self._clock,
+            next_port=config.metrics.next_port,
+        )
 
     def _bus_input(self) -> BusInput | None:
         if self.settings.bus is None:
@@ -258,12 +264,17 @@ def open_store(folder: StateFolder, clock: Clock, away_seconds: float = 1e11) ->
         ) from error
 
 
-def _listen(address: str) -> socket.socket:
+def listen_on(address: str) -> socket.socket:
+    """Return a socket that listens on an address and port.
+
+    Raises:
+        UsageError: this machine does not have the address, or another process has the port.
+    """
     family, place = socket_address(address)
     try:
         listener = socket.create_server(place, family=family)
     except OSError as error:
-        raise UsageError(f"console: {address} cannot be listened on: {error.strerror}") from error
+        raise UsageError(f"console: {address} cannot be listened on: {error.strerror}") from None
     # asyncio does it only for a socket that names its protocol, and this one does not.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -294,8 +294,7 @@ def every_open(store: sqlite3.Connection, wanted: Filter) -> list[OpenRow]:
     """Return all events that are current, the most urgent first."""
     where, names = wanted.of_events(), ", ".join(f'"{name}"' for name in OpenRow._fields)
     found = store.execute(
-        f"SELECT {names} FROM (SELECT scheduled.*, current.* FROM current CROSS JOIN scheduled USING (key)) "  # noqa: S608 - constants
-        f"WHERE {where.condition} ORDER BY urgency, ifnull(starts_at, 0), key",
+        f"SELECT {names} FROM open_now WHERE {where.condition} ORDER BY urgency, ifnull(starts_at, 0), key",  # noqa: S608 - constants
         where.values,
     )
     return [*map(OpenRow._make, found)]
@@ -335,15 +334,15 @@ def find_event(store: sqlite3.Connection, event_id: str) -> EventRow | None:
 
 def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int, int, int]]:
     """Count the current events by when they are due, those of users, and the VMs of the filter that they name."""
-    where = _CURRENT & wanted.of_events()
+    where = wanted.of_events()
     events = store.execute(
-        "SELECT due, count(*), sum(event_source = 'User') FROM event_now "  # noqa: S608 - constants
+        "SELECT due, count(*), sum(event_source = 'User') FROM open_now "  # noqa: S608 - constants
         f"WHERE {where.condition} GROUP BY 1",
         where.values,
     )
     named = where & wanted.of_named()
     vms = store.execute(
-        "SELECT due, count(DISTINCT place) FROM event_now JOIN affected USING (key) "  # noqa: S608 - constants
+        "SELECT due, count(DISTINCT place) FROM open_now CROSS JOIN affected USING (key) "  # noqa: S608 - constants
         f"WHERE {named.condition} GROUP BY 1",
         named.values,
     )
@@ -353,7 +352,7 @@ def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int,
 
 def count_types(store: sqlite3.Connection) -> list[tuple[str, str, int]]:
     """Count the current events by type and status."""
-    query = "SELECT event_type, status, count(*) FROM current CROSS JOIN scheduled USING (key) GROUP BY 1, 2"
+    query = "SELECT event_type, status, count(*) FROM open_now GROUP BY 1, 2"
     return [*map(tuple, store.execute(query))]
 
 
@@ -423,9 +422,8 @@ def ahead_of(store: sqlite3.Connection, event: EventRow) -> tuple[int, int, floa
     """
     query = """
     SELECT count(*), ifnull(sum(vms), 0),
-        max(ifnull(current.starts_at, 0) + max(0, ifnull(duration_seconds, 0)))
-    FROM current CROSS JOIN scheduled USING (key)
-    WHERE scope = ?1 AND key <> ?2 AND event_type <> 'Terminate' AND (current.event = 'Started'
+        max(ifnull(starts_at, 0) + max(0, ifnull(duration_seconds, 0)))
+    FROM open_now WHERE scope = ?1 AND key <> ?2 AND event_type <> 'Terminate' AND (event = 'Started'
         OR status = 'Scheduled' AND event_type IN program AND (ifnull(not_before, 0), key) < (ifnull(?3, 0), ?2))
     """
     return tuple(store.execute(query, (event.scope, event.key, event.not_before)).fetchone())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from bridge.console.merge import OUT_OF_WORK, PREPARED, RECOVERED, resources_of
 from bridge.console.received import DISMISSED, RESTORED, natural
@@ -38,6 +39,8 @@ Line = tuple[str | float, ...]  # texts, and times in seconds since 1970
 _SHOWN_CHANGES = ("NotBefore", "Resources", "DurationInSeconds", "Description", "EventStatus", "EventType")
 
 _SHOWN_DELAY_SECONDS = 0.05
+_SHOWN_OF_PROGRAMS = 20
+_OF_PROGRAMS = tuple(kind.replace(".", "-") for kind in (PREPARED, RECOVERED))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +79,20 @@ class Witness:
 
 def story(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow], now: float) -> list[Step]:
     """Return what happened to an event, in the order of time, and what it waits for."""
-    steps = [step for report in reports if (step := _step(report))]
+    steps = [*_shortened(step for report in reports if (step := _step(report)))]
     if event.is_open:
         steps.append(Step(css="waiting", at=0.0, title=_waiting(event, vms, now), seen_by="", lines=()))
     return steps
+
+
+def _shortened(steps: Iterable[Step]) -> Iterator[Step]:
+    """Yield steps without what many programs did one after the other: of these, the first ones and the last."""
+    for css, group in groupby(steps, key=lambda step: step.css):
+        run = [*group]
+        shown = _SHOWN_OF_PROGRAMS if css in _OF_PROGRAMS else len(run)
+        yield from run[:shown]
+        if more := len(run[shown:]):
+            yield replace(run[-1], seen_by=f"the last of {more} more", lines=())
 
 
 def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:

@@ -6,12 +6,12 @@ INSERT INTO moment VALUES (0, -1, 0, 0);
 -- has done for it: both are made again for each moment by moment.sql. A stranger is named, and has never published anything.
 CREATE TEMP TABLE current (
     key TEXT PRIMARY KEY,
-    due TEXT NOT NULL,
     urgency INTEGER NOT NULL,
     starts_at REAL,
     event TEXT NOT NULL,
     vms INTEGER NOT NULL,
-    prepared INTEGER
+    prepared INTEGER,
+    due TEXT AS (CASE urgency WHEN 0 THEN 'overdue' WHEN 1 THEN 'started' WHEN 2 THEN '1h' WHEN 3 THEN 'later' ELSE 'gone' END)
 ) WITHOUT ROWID;
 CREATE TEMP TABLE named (
     place INTEGER PRIMARY KEY,
@@ -36,11 +36,19 @@ WHERE at > ended_at;
 CREATE TEMP VIEW witness AS
 SELECT event_id AS key, event.at, vm.folded FROM event JOIN sighting ON sighting.id = event.sighting JOIN vm ON vm.id = sighting.vm
 WHERE event_id <> '' AND kind LIKE 'scheduledevent.%';
+CREATE TEMP VIEW start AS
+SELECT *, iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
+    event_type IN ('Preempt', 'Terminate') AS is_deletion FROM scheduled;
+-- The events that were put away, and nothing has brought back.
+CREATE TEMP VIEW hidden AS
+SELECT what AS key FROM moment CROSS JOIN away CROSS JOIN scheduled ON scheduled.key = what
+WHERE covers >= heard AND seen >= last_change_at AND until > moment.at;
+CREATE TEMP VIEW open_now AS
+SELECT scheduled.*, starts_at, due, urgency, event, vms, prepared FROM current CROSS JOIN scheduled USING (key);
 CREATE TEMP VIEW event_now AS
 SELECT scheduled.*,
-    iif(status = 'Started', ifnull(started_at, not_before), not_before) AS starts_at,
     iif(is_open, ifnull((SELECT due FROM current WHERE current.key = scheduled.key),
-        (SELECT iif(covers >= heard AND seen >= last_change_at AND until > moment.at, 'away', 'left') FROM moment LEFT JOIN away ON what = key)), 'ended') AS due,
+        iif(EXISTS (SELECT 1 FROM hidden WHERE hidden.key = scheduled.key), 'away', 'left')), 'ended') AS due,
     (SELECT count(*) FROM affected WHERE affected.key = scheduled.key
         AND folded IN (SELECT folded FROM witness WHERE witness.key = scheduled.key AND at >= first_seen_at)) AS seen,
     (SELECT count(DISTINCT folded) FROM witness WHERE witness.key = scheduled.key AND at >= first_seen_at
@@ -53,7 +61,7 @@ SELECT scheduled.*,
     iif(event_type IN program, ifnull((SELECT prepared FROM current WHERE current.key = scheduled.key), (SELECT count(*)
         FROM readiness JOIN affected USING (key, folded) WHERE readiness.key = scheduled.key
         AND prepared_at <= ifnull(started_at, 9e99))), NULL) AS prepared
-FROM scheduled;
+FROM start AS scheduled;
 -- Who watches each VM that is on some list, or has left them. A VM that was not identified for a while is left out once an
 -- identified one of its name has reported.
 CREATE TEMP VIEW sign AS

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -93,22 +94,19 @@ def waves(events: Iterable[OpenRow]) -> list[Wave]:
 
     An event whose start is unknown is alone.
     """
-    found: list[list[tuple[int, OpenRow]]] = []
-    last = None
-    for place, event in sorted(enumerate(events), key=lambda one: _by_start(one[1])):
-        if last is None or last.kind != event.kind or not _is_soon(last.starts_at, event.starts_at):
-            found.append([])
-        found[-1].append((place, event))
-        last = event
-    return [Wave(tuple(event for _, event in some)) for some in sorted(map(sorted, found))]
-
-
-def _by_start(event: OpenRow) -> tuple[object, ...]:
-    return event.kind, event.starts_at is None, event.starts_at
-
-
-def _is_soon(last: float | None, start: float | None) -> bool:
-    return last is not None and start is not None and start - last <= WAVE_SECONDS
+    given, kinds = [*events], defaultdict(list)
+    starts = [math.inf if event.starts_at is None else event.starts_at for event in given]
+    for place, event in enumerate(given):
+        kinds[event.kind].append(place)
+    found: list[list[int]] = []
+    for places in kinds.values():
+        last = -math.inf
+        for place in sorted(places, key=starts.__getitem__):
+            if not starts[place] - last <= WAVE_SECONDS:  # of two unknown ones, it is not a number
+                found.append([])
+            found[-1].append(place)
+            last = starts[place]
+    return [Wave(tuple(given[place] for place in some)) for some in sorted(map(sorted, found))]
 
 
 def with_rows(store: sqlite3.Connection, found: Sequence[Wave], wanted: Filter) -> list[Wave]:

@@ -100,10 +100,6 @@ var settings = [
     value: string(viewers)
   }
   {
-    name: 'IMDS_BRIDGE__CONSOLE__RETAIN_DAYS'
-    value: '30' // the volume has 2 GiB, and 1,000 VMs write about 40 MB a day
-  }
-  {
     name: 'IMDS_BRIDGE__CONSOLE__BUS__NAMESPACE'
     value: hostName
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from bridge.config.loader import load
 from bridge.config.models import Config, ImdsSettings, find_exposed
 from bridge.imds.client import ImdsClient
 from bridge.outbox.state_dir import StateFolder
-from tests.support.bus import FLEET, QUEUE
+from tests.support.bus import FLEET, QUEUE, SUBSCRIPTION, TOPIC
 from tests.support.cli import Cli
 from tests.support.disk import small_disk
 from tests.support.imds_lab import ImdsLab
@@ -392,6 +393,51 @@ def test_a_relay_alone_needs_no_imds_and_no_forwarders_state(cli: Cli) -> None:
     assert list(probes.configured_roles(loaded)) == ["relay"]
     cli.state().mkdir(parents=True)
     assert list(probes.configured_roles(loaded)) == ["forward", "relay"]
+
+
+def test_a_consoles_file_is_tried_as_the_console_uses_it(cli: Cli, bus: ServiceBusLab) -> None:
+    address, sent = free_address(), {"connection_string": bus.connection_string, "queue": QUEUE}
+    source = {"connection_string": bus.connection_string, "topic": TOPIC, "subscription": SUBSCRIPTION}
+    cli.write(
+        console={"listen": address, "bus": source}, approvals=sent, imds={"endpoint": "http://127.0.0.1:9"}
+    )
+    done = cli.check()
+    names = ["state console", "console store", "console", "console.bus", "approvals"]
+    assert [(row["check"], row["result"]) for row in done.json] == [(name, "ok") for name in names]
+    assert ("listen`" in done.out, "IMDS" in done.err) == (False, False)
+    assert not cli.state("console").exists()
+
+
+def test_what_a_console_cannot_use_fails_by_its_section(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        cli.write(console={"listen": address, "bus": {**BUS, "queue": "b"}})
+        done = cli.check()
+    for name, reason, remedy in (
+        ("console", f"{address} cannot be listened on", "correct what it names"),
+        ("console.bus", "127.0.0.1:9", "check host, port"),
+    ):
+        failure = done.row(check=name, result="FAIL")
+        assert (reason in failure["message"], remedy in failure["remedy"]) == (True, True), failure
+
+
+@pytest.mark.parametrize(
+    ("more", "roles"),
+    [
+        ({}, ["console"]),
+        ({"approvals": {**BUS, "queue": "a"}}, ["console"]),
+        (
+            {"approvals": {**BUS, "queue": "a", "policy": {"allow": [{"event_type": ["Reboot"]}]}}},
+            ["forward", "listen", "console"],
+        ),
+        ({"sinks": {"screen": {"kind": "stdout"}}}, ["forward", "console"]),
+    ],
+)
+def test_a_console_beside_other_processes_is_one_of_them(
+    cli: Cli, more: dict[str, Any], roles: list[str]
+) -> None:
+    cli.write(console={}, **more)
+    assert list(probes.configured_roles(load(cli.config, {}))) == roles
 
 
 def test_a_container_with_the_state_of_one_process_has_only_that_process(cli: Cli) -> None:

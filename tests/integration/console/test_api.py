@@ -8,15 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.config.console import ConsoleSettings
+from bridge.config.models import Config, MetricsSettings
 from bridge.console import base
 from bridge.console.api import DOCUMENT
-from bridge.console.process import _listen
+from bridge.console.process import Console, listen_on
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.threads import Signals
 from tests.support.console import TOKEN, FleetVm, RunningConsole, Shown, console_at, event, running_console
 from tests.support.status import write_raw
 from tools.contract.console_api import document
@@ -71,7 +75,7 @@ def test_every_answer_is_as_the_document_describes(console: RunningConsole, tmp_
 
 def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged() -> None:
     """They are sent apart, and a client that keeps its connection acknowledges 40 ms later."""
-    with _listen("127.0.0.1:0") as listener, socket.create_connection(listener.getsockname()):
+    with listen_on("127.0.0.1:0") as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -178,6 +182,17 @@ def test_the_metrics_say_whether_the_run_before_was_stopped(tmp_path: Path, runn
     with running_console(tmp_path) as console:
         found = console.get("/metrics").text
     assert f"\nimds_bridge_previous_run_stopped {float(running is False)}\n" in found
+
+
+def test_a_console_whose_probe_asks_its_port_takes_no_other(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        metrics = MetricsSettings(listen=address, next_port=False)
+        section = ConsoleSettings(listen="127.0.0.1:0")
+        console = Console(Config(state_dir=tmp_path, console=section, metrics=metrics))
+        assert console.run(cast(Signals, SimpleNamespace(wait=lambda _: "SIGTERM"))) == 0
+    found = console.status()
+    assert (found.metrics, address in (found.metrics_error or "")) == ("", True)
 
 
 def test_a_scraper_shows_the_token_where_people_sign_in(guarded: RunningConsole) -> None:

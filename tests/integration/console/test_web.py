@@ -230,14 +230,17 @@ def test_open_pages_are_notified_at_once_and_then_the_rarer_the_more_they_are(
 
 
 @pytest.mark.parametrize(
-    ("path", "page"),
-    [("/event/A-1/approve", "/event/A-1"), ("/event/A-1/dismiss", "/event/A-1"), ("/fleet/forget", "/fleet")],
+    ("page", "form"),
+    [(page_of("A"), "approve"), (page_of("A"), "dismiss"), ("/fleet", "forget")],
 )
-def test_a_form_that_comes_back_as_get_after_a_sign_in_leads_to_its_page(
-    seen: Shown, path: str, page: str
+def test_a_form_that_comes_back_as_get_after_a_sign_in_leads_to_its_page_which_says_that_nothing_was_sent(
+    seen: Shown, page: str, form: str
 ) -> None:
-    answer = only(seen.ask(f"{path}?tag=a%3Db"))
-    assert (answer.status_code, answer.headers["Location"]) == (303, f"{page}?tag=a%3Db")
+    seen.add(FleetVm("web-0").change("scheduled", event("A")))
+    answer = only(seen.ask(f"{page}/{form}?tag=a%3Db"))
+    assert (answer.status_code, answer.headers["Location"]) == (303, f"{page}?tag=a%3Db&unsent=1")
+    assert "Nothing was sent" in seen.page(answer.headers["Location"])
+    assert "Nothing was sent" not in seen.page(f"{page}?tag=a%3Db")
 
 
 def test_readers_that_fail_are_an_answer_and_the_metrics_say_so(
@@ -447,7 +450,9 @@ def test_the_page_of_an_event_of_700_vms_is_small(seen: Shown) -> None:
     seen.add(
         *(vms[0].change("updated", event("wide", vms=names, minutes=20 + at), after(at)) for at in range(50))
     )
+    seen.add(*(vm.prepared(wide, after(60)) for vm in vms))
     page = seen.page(page_of("wide"))
+    assert "Prepared 13:01 UTC, the last of 479 more" in text_of(page)
     assert "588 more VMs: a filter by name brings its VMs first" in page
     assert re.search(r"\d+ more CloudEvents: earlier ones, all in the download", page)
     assert len(page.encode()) < 200_000
@@ -649,6 +654,26 @@ def test_pages_are_only_for_those_whom_the_proxy_has_signed_in(guarded: RunningC
         given = [{}, {**user, **groups}, {**guessed, **user, **groups}, {**proved, **user}]
         assert [guarded.get(path, one).status_code for one in given] == [401, 401, 401, 403], path
     assert "ana" in guarded.page("/", {**proved, **user, **groups})
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"X-Proxy-Secret": "guess"}, "X-Proxy-Secret is not the secret of [console.proxy]"),
+        ({"X-Proxy-Secret": PROXY_SECRET, "X-User": "ana"}, "X-Forwarded-User names nobody"),
+        ({"Authorization": "Bearer wrong"}, "the token is wrong"),
+    ],
+)
+def test_a_proxy_that_is_not_believed_is_logged_once_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, headers: dict[str, str], reason: str
+) -> None:
+    with console_at(tmp_path, **behind_proxy()) as console:
+        for _ in range(3):
+            assert console.get("/metrics", headers).status_code == 401
+        assert [reason in message for message in caplog.messages if "401" in message] == [True]
+        metrics = console.page("/metrics", {"Authorization": f"Bearer {TOKEN}"})
+    assert "\nimds_bridge_console_unauthenticated_total 3.0\n" in metrics
+    assert "guess" not in caplog.text
 
 
 def test_a_secret_of_the_proxy_that_cannot_be_read_is_an_answer(tmp_path: Path) -> None:
