@@ -64,7 +64,8 @@ def configure(command: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     try:
         config = load_config(arguments)
-        show("trying what is configured; IMDS is asked for at most 15 s ...", stream=sys.stderr)
+        imds = "IMDS, for at most 15 s, and " * _is_for_a_vm(config)
+        show(f"asking {imds}what the configuration names ...", stream=sys.stderr)
         findings = check(config, send=arguments.send)
     except ConfigError as error:
         findings = [Finding("configuration", "FAIL", one, f"correct {error.source}") for one in error.faults]
@@ -133,8 +134,7 @@ def _guarded(name: str, section: str, probe: Iterable[Finding]) -> Iterator[Find
 
 def _is_for_a_vm(config: Config) -> bool:
     # With [relay] or [console] alone it is theirs, and its machine need not be an Azure VM; a console has no sinks.
-    has_others = config.relay or (config.console and not config.sinks)
-    return listens(config) or not has_others
+    return listens(config) or not (config.relay or (config.console and not config.sinks))
 
 
 def configured_roles(config: Config) -> Iterator[str]:

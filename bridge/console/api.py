@@ -191,9 +191,8 @@ async def take_order(
         )
         raise HTTPException(HTTPStatus.FORBIDDEN, text)
     by = (person.name or "a program") if person else "a program with the token"
-    body = await web.ingest.read(request, expected.MAX_BYTES)
-    try:
-        events = await run_in_threadpool(read, web, body, by)
+    try:  # no name has the body: it is freed before the commit
+        events = await run_in_threadpool(read, web, await web.ingest.read(request, expected.MAX_BYTES), by)
     except ValueError as error:
         raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
     await web.ingest.commit(events)

@@ -23,6 +23,7 @@ MAX_CHANGES = 200  # of one EventId that are merged
 MAX_LISTED = 1000  # ids of one document
 PRUNED_EVENTS = 2000  # at a time
 ABSORBED_EVENTS = 500  # at a time
+WRITTEN_VMS = 1000  # at a time
 
 COLUMNS = ", ".join(f'"{field.name}"' for field in fields(ScheduledEvent))
 SCHEDULED_TABLE = f"""
@@ -278,8 +279,9 @@ def _expect(connection: sqlite3.Connection, event: Received, number: float) -> N
         "SELECT id FROM listed WHERE id NOT IN (SELECT id FROM vm WHERE expected = 1)"
     ).fetchall()
     connection.execute("DROP TABLE listed")
-    vms = [vm for (one,) in joined if (vm := received.read_vm(given[one]))]
-    _write_vms(connection, [(vm, 0.0, math.inf, 0.0, 0.0, 1) for vm in vms])
+    for first in range(0, len(joined), WRITTEN_VMS):
+        vms = [vm for (one,) in joined[first : first + WRITTEN_VMS] if (vm := received.read_vm(given[one]))]
+        _write_vms(connection, [(vm, 0.0, math.inf, 0.0, 0.0, 1) for vm in vms])
     connection.executemany("UPDATE vm SET expected = 1 WHERE id = ?", joined)
     connection.execute(_LEAVE)
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from bridge.console.api import BASE, MAX_PAGE, MODELS, Error, EventDetails, EventList, VmList
-from bridge.console.expected import VMS, ExpectedVm
+from bridge.console.expected import ExpectedVm
 from bridge.console.forget import ORDER, PutAway
 from bridge.console.history import PERIODS, History
 from bridge.console.rows import DUES, MAX_CHARACTERS, MAX_VALUES, OF_PLACE, Filter
@@ -39,7 +39,7 @@ _EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
 def document() -> str:
     """Return the text of the document."""
     inputs: list[Any] = [(model, "serialization", adapter) for model, adapter in MODELS.items()]
-    inputs += [(ExpectedVm, "validation", VMS), (PutAway, "validation", ORDER)]
+    inputs += [(ExpectedVm, "validation", TypeAdapter(list[ExpectedVm])), (PutAway, "validation", ORDER)]
     _, generated = TypeAdapter.json_schemas(inputs, ref_template=_REF)
     filters = {one.name: _schema(one.default, one.metadata["example"]) for one in fields(Filter)}
     filters["due"]["enum"] = [*DUES, "ended"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -84,6 +85,17 @@ def test_the_next_list_replaces_the_last_one_and_touches_no_vm_that_has_reported
     assert watches(seen) == {"web-2": "unheard"}
 
 
+def test_a_long_list_is_not_held_in_several_copies(seen: Shown) -> None:
+    body, now = json.dumps([listed(f"web-{number}") for number in range(5000)]).encode(), seen.clock.wall()
+    tracemalloc.start()
+    try:
+        seen.store.add([read_expected(body, now=now)], received_at=now)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(body)
+    finally:
+        tracemalloc.stop()
+    assert len(seen.vms(status="unheard")) == 5000
+
+
 @pytest.mark.parametrize("life", ["deleted", "stopped", "forgotten", "silent"])
 def test_who_is_expected_and_not_heard_is_not_watched_whatever_was_known_before(
     seen: Shown, life: str
@@ -158,7 +170,7 @@ def test_only_a_program_with_the_token_or_an_approvers_sign_in_lists_vms(
     ("body", "error"),
     [
         (b"no JSON", "the body: Invalid JSON: "),
-        ({"vms": []}, "the body: Input should be a valid array"),
+        ({"vms": []}, "the body: Input should be a valid list"),
         ([listed("web-0"), {"Name": "web-1"}], "1.ResourceId: Field required"),
         ([listed("web-0", ResourceId="web-0")], "0.ResourceId: String should match pattern"),
         (b" " * 1001, "expected at most 1000 bytes"),

@@ -51,7 +51,15 @@ prepare() { # the primary is here
     done
     until cluster web-1 | grep -q '"role": "replica", "state": "\(running\|streaming\)"'; do sleep 0.2; done
 }
-is_back() { row=$(cluster web-0); echo "$row" | grep -Eq '"state": "(running|streaming)"' && ! echo "$row" | grep nofailover; }
+is_back() { # at the latest after a loop_wait
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+        row=$(cluster web-0)
+        ! echo "$row" | grep -E '"state": "(running|streaming)"' | grep -vq nofailover || return 0
+        sleep 1
+    done
+    echo "$row"
+    return 1
+}
 is_drained() { row=$(cluster web-0); echo "$row" | grep '"nofailover": true' && ! echo "$row" | grep leader; }
 occupy() { hang; }
 release() { go_on; }
