@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from bridge.approvals.in_service import PATH
+from bridge.config.in_service import InServiceSettings
 from bridge.formats.samples import samples
 from bridge.lab.servicebus.filters import Sql
 from bridge.sinks.servicebus import to_message
@@ -21,6 +23,7 @@ from tests.support.paths import ROOT
 from tests.support.snapshots import PARAMETERS, compare
 
 README = (FOLDER / "README.md").read_text()
+APPROVING = (ROOT / "docs" / "approving.md").read_text()
 CONSUMERS = FOLDER.parent / "consumers"
 KEYWORDS = {"true", "false", "null", "if", "for", "in", "existing"}
 BUS, NAME = "Microsoft.ServiceBus/namespaces", "contoso-maintenance"
@@ -36,6 +39,7 @@ ROLES = {
     "3913510d-42f4-4e42-8a64-420c390055eb": "Monitoring Metrics Publisher",
 }
 SCALE_SET = {"name": "web", "subnetId": "/subnets/web", "sshPublicKey": "ssh-rsa x"}
+BALANCER = {"name": "web", "subnetId": "/subnets/web", "port": 8080}
 LOGS = {"workspaceName": "central", "publisherIds": ["1", "1"]}
 
 
@@ -60,6 +64,7 @@ def test_every_file_is_deployed_with_the_parameters_and_outputs_that_it_has() ->
     """A deployment refuses parameters that a module does not have or lacks, and finds no other outputs."""
     made = [one for file in PARAMETERS for one in deployed(file.stem)]
     made += deploy("modules/scaleset.bicep", SCALE_SET) + deploy("modules/loganalytics.bicep", LOGS)
+    made += deploy("modules/loadbalancer.bicep", BALANCER)
     assert {one.file for one in made} >= {*FILES}
     example = json.loads((FOLDER / "example.parameters.json").read_text())["parameters"]
     deploy("main.bicep", {name: parameter["value"] for name, parameter in example.items()})
@@ -129,6 +134,42 @@ def test_a_scale_set_has_no_extra_vms_and_more_than_a_hundred_need_several_place
     assert made.properties["overprovision"] is False
     with pytest.raises(Refused, match="need singlePlacementGroup false"):
         deploy("modules/scaleset.bicep", {**values, "instanceCount": 101, "singlePlacementGroup": True})
+
+
+def test_the_load_balancer_asks_the_listener_and_a_vm_has_left_before_it_counts_as_prepared() -> None:
+    balancer = only(deploy("modules/loadbalancer.bicep", BALANCER))
+    probe, rule = (only(balancer.properties[key]) for key in ("probes", "loadBalancingRules"))
+    about, path = probe["properties"], f"{balancer.type}/web"
+    port = InServiceSettings().listen.rpartition(":")[2]
+    assert (about["protocol"], about["requestPath"], str(about["port"])) == ("Http", PATH, port)
+    seconds = about["intervalInSeconds"] * about["probeThreshold"]
+    examples = re.findall(r"(?m)^leave_seconds = (\d+)", README + APPROVING)
+    assert len(examples) == 2
+    assert min(map(int, examples)) > seconds
+    pool = only(balancer.properties["backendAddressPools"])["name"]
+    front = only(balancer.properties["frontendIPConfigurations"])["name"]
+    assert {key: one["id"] for key, one in rule["properties"].items() if isinstance(one, dict)} == {
+        "frontendIPConfiguration": f"{path}/frontendIPConfigurations/{front}",
+        "backendAddressPool": f"{path}/backendAddressPools/{pool}",
+        "probe": f"{path}/probes/{probe['name']}",
+    }
+
+
+@pytest.mark.parametrize("pools", [[], ["/pools/vms"]])
+def test_a_scale_set_is_behind_the_load_balancers_that_it_is_given(pools: list[str]) -> None:
+    made = only(deploy("modules/scaleset.bicep", {**SCALE_SET, "backendPoolIds": pools}))
+    network = made.properties["virtualMachineProfile"]["networkProfile"]
+    card = only(network["networkInterfaceConfigurations"])["properties"]
+    address = only(card["ipConfigurations"])["properties"]
+    assert [one["id"] for one in address["loadBalancerBackendAddressPools"]] == pools
+
+
+def test_nothing_repairs_or_replaces_a_vm_that_is_away() -> None:
+    """The Application Health extension and the health probe of a scale set would: they are nowhere."""
+    files = [path for end in ("bicep", "json", "yaml") for path in (ROOT / "infra").rglob(f"*.{end}")]
+    assert {path.name for path in files} >= {"scaleset.bicep", "vmss-extension.json", "cloud-init.yaml"}
+    repairs = re.compile(r"healthProbe\b|ApplicationHealth|automaticRepairsPolicy")
+    assert [str(path) for path in files if repairs.search(path.read_text())] == []
 
 
 @pytest.mark.parametrize(

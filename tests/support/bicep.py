@@ -72,6 +72,11 @@ def _flat(*lists: list[Any]) -> list[Any]:
     return [one for each in lists for one in each]
 
 
+def _resource_id(type_: str, *names: str) -> str:
+    provider, *kinds = type_.split("/")
+    return "/".join([provider, *_flat(*map(list, zip(kinds, names, strict=True)))])
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "any": lambda value: value,
     "concat": _flat,
@@ -88,6 +93,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "load_json_content": lambda path: path,
     "map": lambda items, made: [made(one) for one in items],
     "resource_group": lambda: Symbol("resourceGroup()"),
+    "resource_id": _resource_id,
     "split": lambda text, by: re.split("|".join(map(re.escape, [by] if isinstance(by, str) else by)), text),
     "string": json.dumps,
     "take": lambda text, count: text[:count],

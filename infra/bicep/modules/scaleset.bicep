@@ -55,6 +55,9 @@ param approveAllInstancesDown bool = true
 @description('Whether Azure publishes scheduled events to Event Grid and Resource Graph, too (preview).')
 param publishToEventGrid bool = false
 
+@description('Backend pools of load balancers, such as loadbalancer.bicep returns.')
+param backendPoolIds string[] = []
+
 resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2025-04-01' = {
   name: name
   location: location
@@ -131,6 +134,7 @@ resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2025-04-01' = {
                     subnet: {
                       id: subnetId
                     }
+                    loadBalancerBackendAddressPools: map(backendPoolIds, id => { id: id })
                   }
                 }
               ]
