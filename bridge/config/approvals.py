@@ -108,7 +108,7 @@ class AutoSettings(RuleSettings):
     until it ends with exit code 0. Example: `["/usr/local/bin/recover"]`."""
     leave_seconds: float | None = Field(default=None, gt=0, le=600, allow_inf_nan=False)
     """In place of `run` and `recover`: `/in-service` answers 503 until the event is over, and the VM counts as
-    prepared after so long, or once the notice is over. Example: `20`."""
+    prepared after so long, or 2 s before NotBefore. Example: `20`."""
     run_timeout_seconds: RunSeconds = 600.0
     """How long each of both may run; then as for a sink of kind exec. With `max_unavailable` the default is 300, and
     with `leave_seconds` 30 s more than that. Example: `240`."""
