@@ -97,7 +97,7 @@ class Approvals(Sessions):
             vms: that Azure tells of it.
             person: who looks.
         """
-        if not person.is_approver or event.status != "Scheduled" or not event.is_open or not event.resources:
+        if not (person.is_approver and event.state.may_be_approved and event.resources):
             return None
         vm = _listener(event, vms)
         return Form(shown=digest(event), vm=vm.name if vm else event.resources[0])
@@ -138,7 +138,7 @@ class Approvals(Sessions):
 
     def _check(self, event: EventRow, person: Person, session: str, given: Mapping[str, str]) -> None:
         self.check(person, session, given)
-        if event.status != "Scheduled" or not event.is_open:
+        if not event.state.may_be_approved:
             raise NotApproved(
                 f"The event is {sanitize(event.status, 40)} now and cannot be approved any more."
             )
