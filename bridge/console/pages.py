@@ -141,7 +141,7 @@ def show_event(web: Web, request: Request) -> Response:
         "shown": digest(event),
         "is_coming": event.state.is_coming(at),
         "can_approve": web.approvals is not None,
-        "form": web.approvals and web.approvals.form(event, vms, person),
+        "receiver": web.approvals and web.approvals.receiver(event, vms, person),
         "sent": sent if web.approvals and web.approvals.has_sent(event, sent) else "",
         "receipts": {one.event.get("causationid") for one in reports if one.kind.startswith("approval.")},
     }
