@@ -146,7 +146,7 @@ def list_events(web: Web, request: Request) -> Response:
     """List the open events."""
     wanted = _checked(request, "/events")
     with web.store.reading() as store:
-        found, more = _list(request, partial(rows.open_events, store), wanted, wanted.of_events())
+        found, more = _list(request, partial(rows.open_events, store), wanted.of_events())
         away = rows.count(store, "event_now", Where("is_open AND due = 'away'", ()) & wanted.of_events())
     return _json(EventList(events=found, put_away=away, next=more))
 
@@ -168,7 +168,7 @@ def list_vms(web: Web, request: Request) -> Response:
     """List the VMs."""
     wanted = _checked(request, "/vms")
     with web.store.reading() as store:
-        found, more = _list(request, partial(rows.vms, store), wanted, wanted.of_vms())
+        found, more = _list(request, partial(rows.vms, store), wanted.of_vms())
     return _json(VmList(vms=found, next=more))
 
 
@@ -216,29 +216,25 @@ def put_away(web: Web, body: bytes, by: str) -> list[Received]:
         event = rows.find_event(store, given.EventId) if given.EventId else None
         done = {vm.resource_id.lower() for one in forget.away(store) for vm in one.vms}
     faults = [one for key, one in ids.items() if key not in vms.keys() | done]
-    if given.EventId and not (event and event.due in (*rows.DUES, "away")):
+    if given.EventId and not (event and (event.state.is_followed or event.state.is_away)):
         faults.append(given.EventId)
     if faults or not (ids or given.EventId):
         named = ", ".join(faults) or "none was named"
         text = f"Nothing was put away. No open event, or no VM that is silent or stopped: {named}"
         raise HTTPException(HTTPStatus.NOT_FOUND, sanitize(text, 2000))
-    notes = (
-        [forget.dismissed(event, by=by, now=at, why=why, hours=given.Hours)]
-        if event and event.due != "away"
-        else []
-    )
-    return notes + forget.forgotten([vms[one] for one in ids if one in vms], by=by, now=at, why=why)
+    notes = forget.forgotten([vms[one] for one in ids if one in vms], by=by, now=at, why=why)
+    if event and not event.state.is_away:
+        notes.append(forget.dismissed(event, by=by, now=at, why=why, hours=given.Hours))
+    return notes
 
 
-def _list(
-    request: Request, read: Callable[..., list[Row]], wanted: Filter, where: Where
-) -> tuple[list[Row], str | None]:
+def _list(request: Request, read: Callable[..., list[Row]], where: Where) -> tuple[list[Row], str | None]:
     """Return a page of rows with a key, and the next one's address."""
 
     def after(last: str, **part: int) -> list[Row]:
         return read(where & Where("key > ?", (last,)), order="ORDER BY key", **part)
 
-    return _answer(request, partial(read, wanted), after)
+    return _answer(request, partial(read, where), after)
 
 
 def _answer(

@@ -6,7 +6,7 @@ import hmac
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from hashlib import sha256
 from secrets import token_bytes, token_urlsafe
 
@@ -33,19 +33,6 @@ Send = Callable[[str, Vm, str, str], str]
 
 class NotApproved(Exception):
     """Nothing was sent; the text says why, for the person who asked."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """What the form of a page holds.
-
-    Attributes:
-        shown: identifies what the form said, so that an event that changed meanwhile is not approved.
-        vm: whose listener gets the command.
-    """
-
-    shown: str
-    vm: str
 
 
 class Sessions:
@@ -89,18 +76,18 @@ class Approvals(Sessions):
         self._sent_at: deque[float] = deque(maxlen=_PER_MINUTE)
         self._commands: deque[tuple[str, str]] = deque(maxlen=_KEPT_COMMANDS)
 
-    def form(self, event: EventRow, vms: Sequence[VmRow], person: Person) -> Form | None:
-        """Return what the form of an event needs; None if it cannot be approved, or not by this person.
+    def receiver(self, event: EventRow, vms: Sequence[VmRow], person: Person) -> str | None:
+        """Return whose listener gets the command of an event; None if it cannot be approved, or not by this person.
 
         Args:
             event: the event.
             vms: that Azure tells of it.
             person: who looks.
         """
-        if not person.is_approver or event.status != "Scheduled" or not event.is_open or not event.resources:
+        if not (person.is_approver and event.state.may_be_approved and event.resources):
             return None
         vm = _listener(event, vms)
-        return Form(shown=digest(event), vm=vm.name if vm else event.resources[0])
+        return vm.name if vm else event.resources[0]
 
     def approve(
         self, event: EventRow, vms: Sequence[VmRow], person: Person, session: str, given: Mapping[str, str]
@@ -138,7 +125,7 @@ class Approvals(Sessions):
 
     def _check(self, event: EventRow, person: Person, session: str, given: Mapping[str, str]) -> None:
         self.check(person, session, given)
-        if event.status != "Scheduled" or not event.is_open:
+        if not event.state.may_be_approved:
             raise NotApproved(
                 f"The event is {sanitize(event.status, 40)} now and cannot be approved any more."
             )

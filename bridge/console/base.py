@@ -28,6 +28,7 @@ from bridge.console.approve import COOKIE, COOKIE_SECONDS, Approvals, Sessions, 
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live, changed_parts
 from bridge.console.rows import DAY, EventRow, Filter, read_filter
+from bridge.console.state import DUES
 from bridge.console.store import Store
 from bridge.contract.status import Status
 from bridge.contract.types import KNOWN_VALUES
@@ -143,7 +144,7 @@ class Web:
             "subscriptions": subscriptions,
             "tags": tags[:MAX_TAGS],
             "more_tags": len(tags) - MAX_TAGS,
-            "unmatched": rows.unknown_values(wanted, {**known, "tag": tags, "due": (*rows.DUES, "ended")}),
+            "unmatched": rows.unknown_values(wanted, {**known, "tag": tags, "due": (*DUES, "ended")}),
         }
 
 

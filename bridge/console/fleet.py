@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from bridge.console.now import css_class
 from bridge.console.rows import DAY, PREPARATIONS, WATCHES, VmRow
+from bridge.console.state import State
 from bridge.formats.text import format_duration, plural
 from bridge.runtime.text import sanitize
 
@@ -68,11 +69,11 @@ def describe(vm: VmRow, now: float, *, is_away: bool = False) -> str:
 
 
 def _describe_event(vm: VmRow, now: float) -> str:
-    kind = sanitize(vm.event_type, 40) or "event"
-    if vm.due == "started":
+    kind, state = sanitize(vm.event_type, 40) or "event", State(vm.due, vm.event_status, vm.starts_at)
+    if state.is_running:
         return f"{kind} now"
-    if vm.due in ("overdue", "gone"):
-        return f"{kind} {vm.due if vm.due == 'overdue' else 'is over'}"
+    if state.is_overdue or state.is_over:
+        return f"{kind} {'overdue' if state.is_overdue else 'is over'}"
     if vm.starts_at is None:
         return kind
     return f"{kind} in {format_duration(vm.starts_at - now)}" if vm.starts_at > now else f"{kind} due"

@@ -22,7 +22,7 @@ from bridge.console.received import (
     own_event,
     scope_id,
 )
-from bridge.console.rows import HOUR, EventRow, Filter, OpenRow, VmRow, Where
+from bridge.console.rows import HOUR, EventRow, Filter, VmRow, Where
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
 from bridge.runtime.text import sanitize
@@ -77,16 +77,11 @@ def dismissed(event: EventRow, *, by: str, now: float, why: str, hours: float | 
     Raises:
         ValueError: it is still to come, and hours are not given.
     """
-    if is_coming(event, now) and not hours:
+    if event.state.is_coming(now) and not hours:
         raise ValueError("The event is still to come: say for how many hours it is put away.")
     until = iso_utc(datetime.fromtimestamp(now + hours * HOUR, UTC)) if hours else None
     given = {"EventId": event.event_id, "By": by, "Reason": why, "Until": until}
     return own_event(DISMISSED, {**given, "Covers": event.heard, "Seen": event.last_change_at}, now=now)
-
-
-def is_coming(event: EventRow | OpenRow, now: float) -> bool:
-    """Return whether an open event has not started, as far as it is known."""
-    return event.status != "Started" and (event.starts_at is None or event.starts_at > now)
 
 
 def _vm(vm: VmRow) -> dict[str, Json]:
@@ -124,7 +119,8 @@ class Away:
 
     def coming(self, now: float) -> list[EventRow]:
         """Return those of its events that are still to come, the next one first."""
-        return sorted((one for one in self.events if is_coming(one, now)), key=lambda one: one.starts_at or 0)
+        found = (one for one in self.events if one.state.is_coming(now))
+        return sorted(found, key=lambda one: one.starts_at or 0)
 
 
 def away(store: sqlite3.Connection) -> list[Away]:

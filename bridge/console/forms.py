@@ -68,7 +68,7 @@ async def put_away(web: Web, read: Read, request: Request) -> Response:
 def event_away(web: Web, store: sqlite3.Connection, request: Request, given: Fields) -> list[Received]:
     """Put an event away."""
     event = web.find(store, request)
-    if event.due not in rows.DUES or not _comment(given):
+    if not event.state.is_followed or not _comment(given):
         raise NotApproved("It needs a comment, and the event has to be open.")
     if given.get("shown") != digest(event):
         raise NotApproved("The event has changed since the page was shown: read it again.")
@@ -80,7 +80,7 @@ def wave_away(web: Web, store: sqlite3.Connection, request: Request, given: Fiel
     found = waves.wave_of(waves.waves(rows.every_open(store, filter_of(request))), given.get("wave", ""))
     if not found or given.get("shown") != found.digest:
         raise NotApproved("The wave has changed since the page was shown: read it again.")
-    keys = [one.key for one in found.events if one.due == "overdue" or given.get("which") == "all"]
+    keys = [one.key for one in found.events if one.state.is_overdue or given.get("which") == "all"]
     if not _comment(given) or not keys or given.get("confirm", "").strip() != str(len(keys)):
         raise NotApproved("It needs a comment, and the number of the events.")
     return _events_away(web, rows.events_of(store, keys), request, given)

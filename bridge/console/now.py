@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from bridge.console.rows import DAY, HOUR, OF_PLACE, EventRow, Filter, OpenRow
+from bridge.console.state import State
 from bridge.console.story import MINIMUM_NOTICE_SECONDS
 from bridge.console.waves import Wave
 from bridge.formats.text import format_duration, join_names, plural
@@ -183,7 +184,7 @@ def timeline(waves: Sequence[Wave], now: float, window: str) -> Timeline:
         now: seconds since 1970.
         window: one of WINDOWS; the one that fits is the shortest that has nearly all lines.
     """
-    waves = [wave for wave in waves if any(event.due != "gone" for event in wave.events)]
+    waves = [wave for wave in waves if any(not event.state.is_over for event in wave.events)]
     length = WINDOWS[window] or _fitting([_last_start(wave, now) for wave in waves])
     ticks = [length]
     for tick in reversed(_TICKS):
@@ -218,15 +219,13 @@ def turns(events: Iterable[OpenRow]) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     over: dict[str, float] = {}
-    some = (
-        one
-        for one in events
-        if one.event_type != "Terminate" and one.prepared is not None and one.due != "gone"
-    )
-    for event in sorted(some, key=lambda one: (one.status != "Started", one.starts_at or 0.0, one.key)):
-        if event.status == "Scheduled" and event.scope in over:
+    asked = (one for one in events if one.prepared is not None and one.event_type != "Terminate")
+    some = [(one, state) for one in asked if not (state := one.state).is_over]
+    some.sort(key=lambda each: (not each[1].is_running, each[1].starts_at or 0.0, each[0].key))
+    for event, state in some:
+        if state.may_be_approved and event.scope in over:
             found[event.key] = over[event.scope]
-        end = (event.starts_at or 0.0) + max(0, event.duration_seconds or 0)
+        end = (state.starts_at or 0.0) + (state.impact_seconds or 0)
         over[event.scope] = max(over.get(event.scope, 0.0), end)
     return found
 
@@ -239,7 +238,8 @@ def place(seconds: float, length: float) -> float:
 
 
 def _bar(wave: Wave, now: float, length: float) -> Bar:
-    spans = [_span(event, now, length) for event in wave.events]
+    states = [event.state for event in wave.events]
+    spans = [_span(state, now, length) for state in states]
     left, right = min(x for x, _ in spans), max(end for _, end in spans)
     counts = Counter(int((x - left) / COLUMN_WIDTH) for x, _ in spans)
     highest = max(counts.values())
@@ -247,7 +247,7 @@ def _bar(wave: Wave, now: float, length: float) -> Bar:
         is_after=(wave.first.starts_at or now) - now > length,
         x=left,
         width=round(right - left, 2),
-        is_hatched=any(not _is_known(event) for event in wave.events),
+        is_hatched=any(state.impact_seconds is None for state in states),
         columns=tuple(
             (round(left + number * COLUMN_WIDTH, 2), COLUMN_WIDTH, max(3, BAR_HEIGHT * count // highest))
             for number, count in sorted(counts.items())
@@ -255,15 +255,11 @@ def _bar(wave: Wave, now: float, length: float) -> Bar:
     )
 
 
-def _is_known(event: OpenRow) -> bool:
-    return event.duration_seconds is not None and event.duration_seconds >= 0
-
-
-def _span(event: OpenRow, now: float, length: float) -> tuple[float, float]:
+def _span(state: State, now: float, length: float) -> tuple[float, float]:
     """Return where an event begins and ends on the timeline."""
-    start = event.starts_at or now
-    end = start + (float(event.duration_seconds or 0) if _is_known(event) else _UNKNOWN_SECONDS)
-    if event.status == "Started":  # it lasts until the end is reported
-        end = max(end, now + (0 if _is_known(event) else _UNKNOWN_SECONDS / 2))
+    start, impact = state.starts_at or now, state.impact_seconds
+    end = start + (_UNKNOWN_SECONDS if impact is None else impact)
+    if state.is_running:  # it lasts until the end is reported
+        end = max(end, now + (_UNKNOWN_SECONDS / 2 if impact is None else 0))
     left = min(place(start - now, length), 100 - _LEAST_WIDTH)
     return left, max(left + _LEAST_WIDTH, place(end - now, length))

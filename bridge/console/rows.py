@@ -16,6 +16,7 @@ from pydantic import Field
 
 from bridge.console.merge import RECEIPTS, MaybeTime, ScheduledEvent
 from bridge.console.received import scope_id
+from bridge.console.state import DUES, State
 from bridge.events.envelope import decode_event
 from bridge.formats.text import format_duration, plural
 from bridge.imds.document import fold_name
@@ -25,7 +26,6 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 MAX_NAMES = 5000  # among which the nearest one is looked for
 MAX_CHARACTERS = 200
 MAX_VALUES = 20  # of a filter that may stand there more than once
-DUES = ("overdue", "started", "1h", "later", "gone")
 PREPARATIONS = ("unprepared", "failed", "waiting", "prepared")
 UNWATCHED = ("unreachable", "silent", "unknown", "unheard")
 WATCHES = ("watched", *UNWATCHED, "stopped", "gone")
@@ -73,6 +73,11 @@ class EventRow(ScheduledEvent):
     mine: Annotated[int, Field(exclude=True)] = 0
 
     @property
+    def state(self) -> State:
+        """What it is."""
+        return State(self.due, self.status, self.starts_at, self.duration_seconds)
+
+    @property
     def vms(self) -> str:
         """How many VMs it names."""
         total = len(self.resources)
@@ -101,6 +106,11 @@ class OpenRow(NamedTuple):
     def kind(self) -> tuple[str, ...]:
         """What the events of a wave have in common."""
         return self.event_type, self.event_source, self.subscription, self.group
+
+    @property
+    def state(self) -> State:
+        """What it is."""
+        return State(self.due, self.status, self.starts_at, self.duration_seconds)
 
 
 @dataclass(frozen=True, slots=True)

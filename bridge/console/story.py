@@ -9,7 +9,7 @@ from itertools import groupby
 
 from bridge.console.merge import OUT_OF_WORK, PREPARED, RECOVERED, resources_of
 from bridge.console.received import DISMISSED, RESTORED, natural
-from bridge.console.rows import DUES, EventRow, ReportRow, VmRow
+from bridge.console.rows import EventRow, ReportRow, VmRow
 from bridge.formats.text import format_duration, instant_of, join_names
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
@@ -96,16 +96,16 @@ def _shortened(steps: Iterable[Step]) -> Iterator[Step]:
 
 
 def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:
-    if event.due == "overdue":
+    if event.state.is_overdue:
         return f"Overdue: NotBefore was {format_duration(now - (event.not_before or now))} ago, no start reported"
     if event.due == "gone":
         return "The VM is probably gone: nothing was heard of it since, and nobody reported the end"
     if event.due in ("left", "away"):
-        why = "put away" if event.due == "away" else "too old, or its VMs are gone"
+        why = "put away" if event.state.is_away else "too old, or its VMs are gone"
         return f"No longer followed: {why}; what is new brings it back"
     if event.status == "Advisory":
         return "An early warning: Azure may take this Spot VM back; nothing can be approved"
-    if event.due != "started":
+    if not event.state.is_running:
         return "Waiting for NotBefore, or an approval"
     since = f"Started {format_duration(now - (event.starts_at or now))} ago, no end reported"
     names = {fold_name(name) for name in event.resources}
@@ -164,7 +164,7 @@ def witnesses(
 
 def has_turn(event: EventRow) -> bool:
     """Return whether an event has a place in the order in which programs prepare their VMs."""
-    waits = event.is_open and event.status == "Scheduled" and event.due in DUES
+    waits = event.state.may_be_approved and event.state.is_followed
     return waits and event.prepared is not None and event.event_type != "Terminate"
 
 
@@ -172,7 +172,7 @@ def _preparation(event: EventRow, state: str, detail: str) -> str:
     if state or event.prepared is None:
         words = {"failed": "not prepared", "recovered": "back at work"}
         return ": ".join(filter(None, (words.get(state, state), sanitize(detail))))
-    return "not yet" if event.status == "Scheduled" and event.is_open else "not prepared"
+    return "not yet" if event.state.may_be_approved else "not prepared"
 
 
 def notice_text(event: EventRow) -> tuple[str, str]:

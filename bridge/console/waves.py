@@ -61,7 +61,8 @@ class Wave:
 
     def next_at(self, now: float) -> float | None:
         """When the next event starts; of those that are due and not overdue yet, the last one."""
-        due = [event.starts_at for event in self.events if event.starts_at and event.due in ("1h", "later")]
+        states = [event.state for event in self.events]
+        due = [one.starts_at for one in states if one.starts_at and one.is_due]
         return min((at for at in due if at > now), default=max(due, default=None))
 
     @cached_property
@@ -124,7 +125,7 @@ def wave_of(found: Sequence[Wave], key: str) -> Wave | None:
 
 def wave_after(found: Sequence[Wave], ended: EventRow | None) -> Wave | None:
     """Return the wave that an event has left, None if it still goes on or there is none."""
-    if ended is None or ended.due in rows.DUES or ended.not_before is None:
+    if ended is None or ended.state.is_followed or ended.not_before is None:
         return None
     kind = ended.event_type, ended.event_source, ended.subscription, ended.group
     some = (one for one in found if len(one.events) > 1 and one.first.kind == kind)

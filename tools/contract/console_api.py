@@ -13,7 +13,8 @@ from bridge.console.api import BASE, MAX_PAGE, MODELS, Error, EventDetails, Even
 from bridge.console.expected import ExpectedVm
 from bridge.console.forget import ORDER, PutAway
 from bridge.console.history import PERIODS, History
-from bridge.console.rows import DUES, MAX_CHARACTERS, MAX_VALUES, OF_PLACE, Filter
+from bridge.console.rows import MAX_CHARACTERS, MAX_VALUES, OF_PLACE, Filter
+from bridge.console.state import DUES
 
 FILE = Path(__file__).resolve().parents[2] / "bridge/console/openapi.json"
 Schema = dict[str, Any]

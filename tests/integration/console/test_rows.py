@@ -11,6 +11,7 @@ import pytest
 from bridge.console import rows
 from bridge.console.history import read_history
 from bridge.console.rows import Filter
+from bridge.console.state import DUES
 from bridge.imds.diff import ChangeKind
 from tests.support.console import NOW, FleetVm, Shown, event
 from tests.support.only import only
@@ -157,7 +158,7 @@ def test_an_event_is_overdue_in_progress_due_within_the_hour_or_later(
     one = event(minutes=0, at=after(60 * minutes), **changes)
     seen.add(WEB.change(kind, one, after(-2 * HOUR)))
     assert only(seen.events()).due == due
-    assert [len(seen.events(due=one)) for one in rows.DUES] == [int(one == due) for one in rows.DUES]
+    assert [len(seen.events(due=one)) for one in DUES] == [int(one == due) for one in DUES]
 
 
 def test_overdue_comes_first_then_what_has_started_then_the_earliest_start(seen: Shown) -> None:
@@ -391,7 +392,7 @@ def test_what_a_filter_asks_for_and_does_not_exist_has_a_nearest_value(seen: Sho
     wanted = Filter(due="1x", type="Rebot", group=("shop", "shopp"), tag=("env=pord",), vm="web-11")
     known = {
         "type": ["Freeze", "Reboot"],
-        "due": rows.DUES,
+        "due": DUES,
         "vm": seen.read(rows.names_unlike, wanted.only("vm")),
         "group": seen.read(rows.groups_of)[0],
         "tag": seen.read(rows.tags_of),
