@@ -188,7 +188,8 @@ def test_an_installation_ends_with_the_line_that_starts_it_and_check_says_that_n
         file.write(toml({"relay": relay}))
     found = json.loads(machine.try_to_do("imds-bridge check --json").stdout)
     assert {row["message"]: row["result"] for row in found if row["check"] == "unit"} == {
-        f"imds-bridge-{role} is not enabled and does not run (dead)": "warn" for role in ("forward", "listen")
+        f"imds-bridge-{role} is not enabled and does not run (dead)": "warn"
+        for role in ("forward", "listen", "console")
     }
     assert f"not enabled and does not run (dead): {line}\n" in machine.try_to_do("imds-bridge status").stdout
     machine.do(line)
