@@ -154,7 +154,7 @@ assert os.statvfs("/").f_flag & os.ST_RDONLY, "the root can be written"
 '
 shown=$(inside imds-bridge --version)
 [ "$shown" = "imds-bridge $version" ] || fail "built $version, runs $shown"
-shown=$(inside python /opt/imds-bridge/drain.py || true)
+shown=$(inside python /opt/imds-bridge/drain.py recover || true)
 [[ "$shown" = *"runs in a pod"* ]] || fail "drain.py does not run: $shown"
 if inside "${health[@]}" --role listen >/dev/null; then fail "healthy without a listener"; fi
 
