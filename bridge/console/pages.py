@@ -30,6 +30,7 @@ def show_now(web: Web, request: Request) -> Response:
     of_place = wanted.only(*rows.OF_PLACE)
     silent = replace(of_place, status="unwatched")
     with web.store.reading() as store:
+        shared = web.base(store, at)
         of_tiles, types = wanted.only("type", "source", *rows.OF_PLACE), rows.count_types(store)
         tiles = rows.count_due(store, of_tiles)
         dues = tiles if of_tiles == wanted else rows.count_due(store, wanted)
@@ -50,7 +51,7 @@ def show_now(web: Web, request: Request) -> Response:
             "headline": headline
             + now.unwatched(counts)
             + now.put_away(rows.count(store, "event_now", forget.coming(away, at) & of_place.of_events()))
-            + now.clock_fault(rows.notes(store)["ahead"]),
+            + now.clock_fault(shared["noted"]["ahead"]),
             "turns": now.turns(rows.every_open(store, EVERY) if wanted else every),
             "away": sum(len(one.events) + len(one.vms) for one in away),
             "minimum": story.MINIMUM_NOTICE_SECONDS,
@@ -75,7 +76,7 @@ def show_now(web: Web, request: Request) -> Response:
             "unwatched": counts["unwatched"]
             and rows.vms(store, silent, order="ORDER BY event = '', alive_at DESC", limit=11),
             **filters,
-            **web.base(store, at),
+            **shared,
         }
     return web.page(request, "now.html", context)
 
@@ -85,6 +86,7 @@ def show_fleet(web: Web, request: Request) -> Response:
     at, wanted = web.clock.wall(), filter_of(request)
     is_table = request.query_params.get("view") == "table"
     with web.store.reading() as store:
+        shared = web.base(store, at)
         figures = rows.count_vms(store, wanted.only(*rows.OF_PLACE))
         counts = rows.count_vms(store, wanted) if wanted.status else figures
         page = page_of(request, counts[""], base.PAGE_ROWS if is_table else base.PAGE_CELLS)
@@ -92,7 +94,7 @@ def show_fleet(web: Web, request: Request) -> Response:
         silent = forget.forgettable(store, wanted) if request.state.person.is_approver else []
         context = {
             "groups": fleet.groups(shown),
-            "unwatched": now.unwatched(figures) + now.clock_fault(rows.notes(store)["ahead"]),
+            "unwatched": now.unwatched(figures) + now.clock_fault(shared["noted"]["ahead"]),
             "forgettable": len(silent),
             "shown": forget.digest(silent),
             "token": web.sessions.token(session_of(request), request.state.person),
@@ -106,7 +108,7 @@ def show_fleet(web: Web, request: Request) -> Response:
             "paging": page,
             "silent_minutes": round(base.SILENT_SECONDS / 60),
             **web.filters(store, wanted, "/fleet", [], view="table" if is_table else ""),
-            **web.base(store, at),
+            **shared,
         }
     return web.page(request, "fleet.html", context)
 
@@ -118,14 +120,14 @@ def show_event(web: Web, request: Request) -> Response:
         event = web.find(store, request)
         (shown,) = rows.mine_first(store, [event], wanted)
         reports, vms = rows.reports_of(store, event.key, order=rows.DECIDING), rows.vms_of(store, event)
-        base = {**web.base(store, at), **web.filters(store, EVERY, "/", [])}
+        shared = {**web.base(store, at), **web.filters(store, EVERY, "/", [])}
         total = rows.count(store, "event", Where("event_id = ? AND event_id <> ''", (event.key,)))
         prepared, ahead = rows.preparations_of(store, event.key), rows.ahead_of(store, event)
         away = [one for one in forget.away(store) if any(other.key == event.key for other in one.events)]
     seen = story.witnesses(shown, reports, vms, prepared)
     sent = request.query_params.get("sent", "")
     context = {
-        **base,
+        **shared,
         "event": shown,
         "notice": story.notice_text(event),
         "steps": story.story(event, reports, vms, at),
